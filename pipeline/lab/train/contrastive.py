@@ -37,7 +37,13 @@ from cairn.pipeline.lab.train.latent_block import add_latent_block
 from cairn.pipeline.lab.train.leakage import without_judged
 from cairn.pipeline.lab.train.losses import FalseNegatives, contrastive_loss, distillation_loss
 from cairn.pipeline.lab.train.packed_rows import alone, split
-from cairn.pipeline.lab.train.pair_data import NONE_FOUND, PairData, TrainingData
+from cairn.pipeline.lab.train.pair_data import (
+    NONE_FOUND,
+    TrainingData,
+    pairs_fingerprint,
+    prepared,
+    require_negatives,
+)
 from cairn.pipeline.lab.train.pairs import TrainingPairs, join_pairs, read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceBatch
 from cairn.pipeline.lab.train.settings import TrainConfig, require_exits
@@ -342,12 +348,15 @@ def train(
     pairs = without_judged(_read(sources, documents, config), judged, progress)
     heldout = choose_heldout(pairs, config.heldout_pairs)
     require_batch(len(pairs) - len(heldout), config)
-    made_of = PairData(pairs=pairs, heldout=heldout, checkpoint=checkpoint, served=served, config=config)
-    made_of.require_negatives()
-    prints = {**made_of.fingerprints, "dev sets": None if scorer is None else scorer.fingerprint}
+    require_negatives(pairs, config)
+    made_of = {
+        "base": checkpoint.fingerprint,
+        "pairs": pairs_fingerprint(pairs),
+        "dev sets": None if scorer is None else scorer.fingerprint,
+    }
     device = default_device()
-    with claimed_folder(folder, config, prints, pairs.skipped):
-        data = made_of.prepare(folder, progress)
+    with claimed_folder(folder, config, made_of, pairs.skipped):
+        data = prepared(pairs, heldout, checkpoint, served, config, folder, progress)
         longest = data.maker.longest_chunk(model.max_positions)
         interval = served_interval(config.landmark_intervals, longest)
         plan = BatchPlan(pairs, heldout, data.vectors, config)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -155,94 +155,85 @@ class TrainingData:
     pool_of_pair: Sequence[Int64[np.ndarray, " _"]] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PairData:
-    """What the data of a run is made of."""
+def require_negatives(pairs: TrainingPairs, config: TrainConfig) -> None:
+    """Raise :class:`SourceError` where queries need negatives of their own, and none has any."""
+    if config.negatives == "own" and not (config.hard_negatives or any(pairs.negatives)):
+        raise _no_negatives()
 
-    pairs: TrainingPairs
-    heldout: Int64[np.ndarray, " n"]
-    checkpoint: Checkpoint
-    served: EncoderConfig
-    config: TrainConfig
 
-    @property
-    def fingerprints(self) -> Mapping[str, str | None]:
-        """Identify the base and the pairs."""
-        return {"base": self.checkpoint.fingerprint, "pairs": pairs_fingerprint(self.pairs)}
+def prepared(
+    pairs: TrainingPairs,
+    heldout: Int64[np.ndarray, " n"],
+    checkpoint: Checkpoint,
+    served: EncoderConfig,
+    config: TrainConfig,
+    folder: Path,
+    progress: ProgressListener,
+) -> TrainingData:
+    """Embed the pairs and find hard negatives; vectors stay in ``folder``."""
+    backbone = load_backbone(EncoderConfig(model=served.model))
+    maker = SequenceMaker(
+        checkpoint,
+        pairs,
+        pooling=config.pooling,
+        max_query_tokens=config.max_query_tokens,
+        max_document_tokens=config.max_document_tokens,
+        attention=config.attention,
+        window_tokens=min(served.window_tokens, backbone.max_positions),
+        query_prefix=served.query_prefix,
+        document_prefix=served.document_prefix,
+        pool_prefix=served.pool_prefix,
+        title_tokens=config.title_tokens if config.title_share else 0,
+    )
+    maker.require_room(backbone.max_positions)
+    kept = kept_arrays(
+        folder / "surrogate.safetensors",
+        fingerprint(surrogate=checkpoint.fingerprint, pairs=pairs_fingerprint(pairs)),
+        lambda: embed_pairs(pairs, backbone, progress)._asdict(),
+    )
+    vectors, candidates = PairVectors(**kept), Candidates.of(pairs)
+    document_number_N = text_numbers(candidates.texts)
+    given_Nk = candidates.given_Nk.copy()
+    is_held_out = np.isin(document_number_N, document_number_N[heldout])
+    given_Nk[is_held_out[given_Nk] & (given_Nk != NONE_FOUND)] = NONE_FOUND
+    return TrainingData(
+        maker=maker,
+        vectors=vectors,
+        document_number_N=document_number_N,
+        hard_negatives_Nk=_negatives(pairs, heldout, vectors, given_Nk, config, progress),
+        pool_of_pair=pools_of_sources(pairs, heldout) if config.context_from == "source" else None,
+    )
 
-    def require_negatives(self) -> None:
-        """Raise :class:`SourceError` where queries need negatives of their own, and none has any."""
-        pairs, config = self.pairs, self.config
-        if config.negatives == "own" and not (config.hard_negatives or any(pairs.negatives)):
+
+def _negatives(
+    pairs: TrainingPairs,
+    heldout: Int64[np.ndarray, " n"],
+    vectors: PairVectors,
+    given_Nk: Int64[np.ndarray, "N given"],
+    config: TrainConfig,
+    progress: ProgressListener,
+) -> Int64[np.ndarray, "N k"]:
+    """Return the places of each pair's own negatives: those it brings, else mined ones."""
+    mined_Nk = np.zeros((len(pairs), 0), np.int64)
+    if config.hard_negatives:
+        progress("mining", 0, len(pairs), "pairs")
+        mined_Nk = mine_hard_negatives(
+            vectors.query_NV,
+            vectors.document_NV[: len(pairs)],
+            pairs.documents,
+            pairs.sources,
+            num_negatives=config.hard_negatives,
+            max_share=config.hard_negative_share,
+            left_out=heldout,
+        )
+        mined_Nk[(given_Nk != NONE_FOUND).any(1)] = NONE_FOUND
+    own_Nk = np.concatenate([mined_Nk, given_Nk], axis=1)
+    num_without = int((own_Nk == NONE_FOUND).all(1).sum())
+    if config.negatives == "own" and num_without:
+        if num_without == len(pairs):
             raise _no_negatives()
-
-    def prepare(self, folder: Path, progress: ProgressListener) -> TrainingData:
-        """Embed the pairs and find hard negatives; vectors stay in ``folder``."""
-        pairs, config, served = self.pairs, self.config, self.served
-        backbone = load_backbone(EncoderConfig(model=served.model))
-        maker = SequenceMaker(
-            self.checkpoint,
-            pairs,
-            pooling=config.pooling,
-            max_query_tokens=config.max_query_tokens,
-            max_document_tokens=config.max_document_tokens,
-            attention=config.attention,
-            window_tokens=min(served.window_tokens, backbone.max_positions),
-            query_prefix=served.query_prefix,
-            document_prefix=served.document_prefix,
-            pool_prefix=served.pool_prefix,
-            title_tokens=config.title_tokens if config.title_share else 0,
-        )
-        maker.require_room(backbone.max_positions)
-        kept = kept_arrays(
-            folder / "surrogate.safetensors",
-            fingerprint(surrogate=self.checkpoint.fingerprint, pairs=pairs_fingerprint(pairs)),
-            lambda: embed_pairs(pairs, backbone, progress)._asdict(),
-        )
-        vectors = PairVectors(**kept)
-        candidates = Candidates.of(pairs)
-        document_number_N = text_numbers(candidates.texts)
-        own_Nk = self._negatives(vectors, candidates, document_number_N, progress)
-        return TrainingData(
-            maker=maker,
-            vectors=vectors,
-            document_number_N=document_number_N,
-            hard_negatives_Nk=own_Nk,
-            pool_of_pair=pools_of_sources(pairs, self.heldout) if config.context_from == "source" else None,
-        )
-
-    def _negatives(
-        self,
-        vectors: PairVectors,
-        candidates: Candidates,
-        document_number_N: Int64[np.ndarray, " NM"],
-        progress: ProgressListener,
-    ) -> Int64[np.ndarray, "N k"]:
-        """Return the places of each pair's own negatives: those it brings, else mined ones; none held out."""
-        pairs, config = self.pairs, self.config
-        given_Nk = candidates.given_Nk.copy()
-        is_held_out = np.isin(document_number_N, document_number_N[self.heldout])
-        given_Nk[is_held_out[given_Nk] & (given_Nk != NONE_FOUND)] = NONE_FOUND
-        mined_Nk = np.zeros((len(pairs), 0), np.int64)
-        if config.hard_negatives:
-            progress("mining", 0, len(pairs), "pairs")
-            mined_Nk = mine_hard_negatives(
-                vectors.query_NV,
-                vectors.document_NV[: len(pairs)],
-                pairs.documents,
-                pairs.sources,
-                num_negatives=config.hard_negatives,
-                max_share=config.hard_negative_share,
-                left_out=self.heldout,
-            )
-            mined_Nk[(given_Nk != NONE_FOUND).any(1)] = NONE_FOUND
-        own_Nk = np.concatenate([mined_Nk, given_Nk], axis=1)
-        num_without = int((own_Nk == NONE_FOUND).all(1).sum())
-        if config.negatives == "own" and num_without:
-            if num_without == len(pairs):
-                raise _no_negatives()
-            logger.warning("%d of %d pairs have no negatives and teach nothing", num_without, len(pairs))
-        return own_Nk
+        logger.warning("%d of %d pairs have no negatives and teach nothing", num_without, len(pairs))
+    return own_Nk
 
 
 def _no_negatives() -> SourceError:

@@ -136,14 +136,6 @@ def masked(
     return replace(rows, ids=ids_N), chosen_K
 
 
-class OutputBias(nn.Module):
-    """What is trained beside the encoder and left out of the saved model."""
-
-    def __init__(self, bias_V: Float32[torch.Tensor, " V"]) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(bias_V)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MaskedPart:
     """A micro-batch: the rows as the encoder reads them, the ids that were there, and which are asked for.
@@ -162,7 +154,7 @@ Terms = Mapping[str, Float32[torch.Tensor, ""]]
 
 
 def pretrain_terms(
-    model: LandmarkEncoder, head: OutputBias, part: MaskedPart, config: PretrainConfig
+    model: LandmarkEncoder, bias_V: Float32[torch.Tensor, " V"], part: MaskedPart, config: PretrainConfig
 ) -> Terms:
     """Return the loss of masked words over all layers and widths, and that of each exit."""
     layers, widths = _exits(model, config)
@@ -171,7 +163,7 @@ def pretrain_terms(
     total, sums_LW = vocabulary_loss(
         torch.stack([states[layer][scored_K] for layer in layers]),
         model.token_table,
-        head.bias,
+        bias_V,
         torch.from_numpy(part.ids_N[part.scored_K]).to(model.device),
         widths,
         distillation_weight=config.distillation_weight,
@@ -197,7 +189,7 @@ class MaskedText:
     """Implements :class:`cairn.pipeline.lab.train.trainer.Objective` for rows of text."""
 
     model: LandmarkEncoder
-    head: OutputBias
+    bias_V: nn.Parameter
     stream: TokenStream
     vocabulary: Vocabulary
     config: PretrainConfig
@@ -260,7 +252,7 @@ class MaskedText:
 
     def _terms(self, part: MaskedPart) -> Terms:
         with autocast(self.model, self.config):
-            return pretrain_terms(self.model, self.head, part, self.config)
+            return pretrain_terms(self.model, self.bias_V, part, self.config)
 
 
 SERVED_INTERVAL = 64
@@ -292,13 +284,12 @@ def pretrain(
     texts = read_texts(sources)
     stream = TokenStream(texts, checkpoint, config, progress)
     counts_V = stream.word_counts(len(model.token_table)) + 1.0
-    model.objective = head = OutputBias(
-        torch.from_numpy(np.log(counts_V / counts_V.sum()).astype(np.float32))
-    )
+    bias_V = nn.Parameter(torch.from_numpy(np.log(counts_V / counts_V.sum()).astype(np.float32)))
+    model.objective = nn.ParameterDict({"bias": bias_V})  # trained, and left out of the saved model
     made_of = {"base": checkpoint.fingerprint, "texts": texts.fingerprint}
     objective = MaskedText(
         model=model.to(default_device()),
-        head=head,
+        bias_V=bias_V,
         stream=stream,
         vocabulary=vocabulary,
         config=config,

@@ -25,7 +25,6 @@ from cairn.pipeline.lab.train.packed_rows import own_places, split
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.pretrain import (
     MaskedPart,
-    OutputBias,
     masked,
     pretrain,
     pretrain_terms,
@@ -222,13 +221,13 @@ def part_of(stream: Any, folder: Path, step: int = 0) -> MaskedPart:
     )
 
 
-def m3bert_of(folder: Path) -> tuple[LandmarkEncoder, OutputBias]:
+def m3bert_of(folder: Path) -> tuple[LandmarkEncoder, torch.nn.Parameter]:
     model = LandmarkEncoder(tiny_new("m3bert", folder))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 4.0
     bias = torch.randn(len(model.token_table), generator=torch.Generator().manual_seed(0))
-    return model, OutputBias(bias)
+    return model, torch.nn.Parameter(bias)
 
 
 def total_written_out(
@@ -250,20 +249,20 @@ def total_written_out(
 
 
 def test_mlm_over_layers_and_widths_equals_the_papers_total_and_its_gradient(make_stream, tiny_model_folder):
-    model, heads = m3bert_of(tiny_model_folder)
+    model, own_bias = m3bert_of(tiny_model_folder)
     part = part_of(make_stream(), tiny_model_folder)
     weights = {name: tensor.clone().requires_grad_() for name, tensor in model.published_tensors().items()}
-    bias, widths = heads.bias.detach().clone().requires_grad_(), (4, 16, 32)
+    bias, widths = own_bias.detach().clone().requires_grad_(), (4, 16, 32)
     losses = total_written_out(weights, bias, part, widths)
     total = torch.stack(list(losses.values())).sum()
     total.backward()
     config = PretrainConfig(steps=1, matryoshka_layers=(1, 2), matryoshka_dims=widths)
-    terms = pretrain_terms(model, heads, part, config)
+    terms = pretrain_terms(model, own_bias, part, config)
     terms["mlm"].backward()
     assert terms["mlm"].item() == pytest.approx(total.item(), rel=1e-5)
     for (layer, width), loss in losses.items():
         assert terms[f"mlm/{layer}/{width}"].item() == pytest.approx(loss.item(), rel=1e-5)
-    assert torch.allclose(heads.bias.grad, bias.grad, atol=1e-5)
+    assert torch.allclose(own_bias.grad, bias.grad, atol=1e-5)
     for name, weight in weights.items():
         if weight.grad is not None:
             difference = (model.get_parameter(name).grad - weight.grad).abs().max()
