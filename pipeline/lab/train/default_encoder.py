@@ -43,7 +43,7 @@ def prepare_texts(texts: Sequence[Path], judged: Sequence[Path], target: Path) -
     from cairn.pipeline.lab.train.landmark_distillation import read_documents
 
     documents, _ = read_documents(texts, judged)
-    _write(target, pa.Table.from_pylist([one._asdict() for one in documents]))
+    _write(target, pa.Table.from_pylist([{"title": one.title, "text": one.text} for one in documents]))
 
 
 def prepare_pairs(

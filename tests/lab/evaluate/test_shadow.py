@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
 from cairn.pipeline.collection import Collection, open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.errors import SourceError
 from cairn.pipeline.lab.evaluate.shadow import (
     AskedQueries,
@@ -21,9 +20,10 @@ from cairn.pipeline.lab.evaluate.shadow import (
     known_items,
     read_asked_queries,
 )
-from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.serve.feedback_log import FeedbackLog
 from cairn.pipeline.types import Hit, SearchResult
+
+from tests.small_ingests import ingest_rows, settings
 
 WORDS = ("stone", "path", "hill", "river", "mark", "way", "mountain", "walk", "cat", "mat")
 
@@ -39,16 +39,8 @@ def root(tmp_path_factory, tiny_model_folder):
     folder = tmp_path_factory.mktemp("compared")
     for name, interval, step in (("old", 16, 1), ("new", 8, 1), ("half", 16, 2)):
         rows = [{"id": f"doc-{number}", "text": text(number)} for number in range(0, 24, step)]
-        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
-        encoder = EncoderConfig(
-            model=str(tiny_model_folder), landmark_interval=interval, window_tokens=64, precision="fp32"
-        )
-        config = IngestConfig(
-            encoder=encoder,
-            cluster=ClusterConfig(num_clusters=2),
-            context=ContextConfig(context_documents=4, max_document_tokens=32),
-        )
-        build_index([str(folder / f"{name}.parquet")], folder / "root", name, config)
+        encoder: dict[str, Any] = {"landmark_interval": interval, "window_tokens": 64, "precision": "fp32"}
+        ingest_rows(rows, folder / "root", settings(tiny_model_folder, **encoder), name)
     return folder / "root"
 
 

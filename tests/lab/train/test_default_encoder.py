@@ -83,32 +83,21 @@ def test_second_stage_reads_rows_as_the_first_has_taught_them():
     assert pairs.title_tokens == landmarks.title_tokens
 
 
-def test_prepared_pairs_hold_no_judged_text(pairs: Path, judged: Path, tmp_path: Path, capsys: Any):
-    arguments = ["--pairs", str(pairs), "--judged", str(judged), "--work", str(tmp_path / "work")]
-    assert main(CONFIG, [*arguments, "--prepare-only"]) == 0
-    rows = pq.read_table(tmp_path / "work" / "pairs.parquet").to_pylist()
+def test_prepared_pairs_and_texts_that_come_later_hold_no_judged_text(
+    pairs: Path, judged: Path, tmp_path: Path, capsys: Any
+):
+    work, texts = tmp_path / "work", tmp_path / "texts.jsonl"
+    arguments = ["--pairs", str(pairs), "--judged", str(judged), "--work", str(work), "--prepare-only"]
+    assert main(CONFIG, arguments) == 0
+    rows = pq.read_table(work / "pairs.parquet").to_pylist()
     assert 100 < len(rows) < 120
     assert pair(0)["document"] not in {row["document"] for row in rows}
     assert pair(2)["query"] not in {row["query"] for row in rows}
     assert f"prepared={len(rows)} bytes=" in capsys.readouterr().err
-
-
-def test_prepared_texts_hold_no_judged_text(pairs: Path, judged: Path, tmp_path: Path):
-    texts = tmp_path / "texts.jsonl"
     rows = [{"title": "kept", "text": "an old river"}, {"title": "judged", "text": pair(0)["document"]}]
     texts.write_text("\n".join(map(json.dumps, rows)))
-    arguments = ["--pairs", str(pairs), "--texts", str(texts), "--judged", str(judged), "--prepare-only"]
-    assert main(CONFIG, [*arguments, "--work", str(tmp_path / "work")]) == 0
-    assert pq.read_table(tmp_path / "work" / "texts.parquet").to_pylist() == rows[:1]
-
-
-def test_texts_given_after_the_pairs_were_prepared_are_prepared(pairs: Path, judged: Path, tmp_path: Path):
-    arguments = ["--judged", str(judged), "--work", str(tmp_path / "work"), "--prepare-only"]
-    assert main(CONFIG, [*arguments, "--pairs", str(pairs)]) == 0
-    (tmp_path / "texts.jsonl").write_text('{"text": "an old river"}')
-    assert main(CONFIG, [*arguments, "--pairs", str(pairs), "--texts", str(tmp_path / "texts.jsonl")]) == 0
-    rows = pq.read_table(tmp_path / "work" / "texts.parquet").to_pylist()
-    assert [row["text"] for row in rows] == ["an old river"]
+    assert main(CONFIG, [*arguments, "--texts", str(texts)]) == 0
+    assert pq.read_table(work / "texts.parquet").to_pylist() == rows[:1]
 
 
 def test_work_without_pairs_and_a_change_that_is_none_are_refused(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.packed_rows import apart
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.settings import DistillConfig
+from cairn.pipeline.lab.train.trainer import RunReport
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config, settings_of_a_folder
@@ -70,38 +72,51 @@ def student(tiny_model_folder, texts, tmp_path_factory):
     return str(folder)
 
 
+@pytest.fixture
+def run(tiny_model_folder: Path, student: str, texts: Path, tmp_path: Path) -> Callable[..., RunReport]:
+    """Return what distills the tiny model, or another teacher, into the student, or another one."""
+
+    def start(
+        teacher: Path | str = tiny_model_folder,
+        into: Path | str = student,
+        sources: Path = texts,
+        name: str = "run",
+        **settings: Any,
+    ) -> RunReport:
+        return distill(
+            str(teacher), str(into), [sources], tmp_path / name, DistillConfig(**{**SMALL, **settings})
+        )
+
+    return start
+
+
 def logged(folder: Path, name: str) -> list[float]:
     lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
     return [line[name] for line in lines if name in line]
 
 
-def test_pruned_student_comes_nearer_to_its_teacher(tiny_model_folder, student, texts, tmp_path):
-    config = DistillConfig(**(SMALL | {"steps": 30, "evaluate_every": 30}))
-    report = distill(str(tiny_model_folder), student, [texts], tmp_path / "run", config)
+def test_pruned_student_comes_nearer_to_its_teacher(run, tmp_path):
+    report = run(steps=30, evaluate_every=30)
     before, after = logged(tmp_path / "run", "heldout_cosine")
     assert report.details["follows"] == "hidden states and vectors"
     assert 1 - after < 0.6 * (1 - before)
     assert report.last_loss < 0.6 * report.first_loss
 
 
-def test_micro_batches_move_only_rounding(tiny_model_folder, student, texts, tmp_path):
+def test_micro_batches_move_only_rounding(run, tmp_path):
     for name, tokens in (("whole", 10_000), ("cut", 40)):
-        config = DistillConfig(**(SMALL | {"steps": 2, "micro_batch_tokens": tokens, "state_weight": 0.0}))
-        distill(str(tiny_model_folder), student, [texts], tmp_path / name, config)
+        run(name=name, steps=2, micro_batch_tokens=tokens, state_weight=0.0)
     whole, cut = (logged(tmp_path / name, "loss") for name in ("whole", "cut"))
     np.testing.assert_allclose(whole[0], cut[0], rtol=1e-5)
 
 
-def test_teacher_of_another_width_is_followed_by_its_vectors(make_bert, model_size, student, texts, tmp_path):
-    teacher = str(make_bert(model_size(width=48)))
-    config = DistillConfig(**(SMALL | {"steps": 20, "evaluate_every": 20}))
-    report = distill(teacher, student, [texts], tmp_path / "run", config)
+def test_teacher_of_another_width_is_followed_by_its_vectors(make_bert, model_size, run):
+    teacher = make_bert(model_size(width=48))
+    report = run(teacher, steps=20, evaluate_every=20)
     assert report.details["follows"] == "vectors"
     assert report.last_loss < 0.9 * report.first_loss
     with pytest.raises(ConfigError, match="state_weight must be 0 with a teacher of another tokenizer"):
-        distill(
-            teacher, student, [texts], tmp_path / "other", DistillConfig(**(SMALL | {"state_weight": 1.0}))
-        )
+        run(teacher, name="other", state_weight=1.0)
 
 
 def served_as(folder: Path | str, copy: Path, **settings: Any) -> str:
@@ -117,11 +132,10 @@ def served_as(folder: Path | str, copy: Path, **settings: Any) -> str:
     ids=["cls", "landmark", "prefix"],
 )
 def test_teacher_read_or_pooled_otherwise_is_followed_by_the_vectors_it_serves(
-    tiny_model_folder, student, texts, tmp_path, settings
+    tiny_model_folder, run, texts, tmp_path, settings
 ):
     teacher = served_as(tiny_model_folder, tmp_path / "teacher", **settings)
-    report = distill(teacher, student, [texts], tmp_path / "run", DistillConfig(**SMALL))
-    assert report.details["follows"] == "vectors"
+    assert run(teacher).details["follows"] == "vectors"
     found = load_numpy(tmp_path / "run" / "teacher.safetensors")["vectors"]
     served = DocumentEncoder(encoder_config({"model": teacher})).encode(read_texts([texts]).texts)
     # A rotation into the student's space keeps what vectors say of one another.
@@ -143,23 +157,18 @@ def test_states_are_followed_of_a_teacher_that_reads_and_pools_as_the_student(
     assert not compares(served_as(decoder, tmp_path / "teacher", causal=True), decoder)
 
 
-def test_teacher_with_dense_layers_is_followed_by_its_vectors(make_folder, student, texts, tmp_path):
-    teacher = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(teacher / "2_Dense", 24, 32)
-    report = distill(str(teacher), student, [texts], tmp_path / "run", DistillConfig(**SMALL))
-    assert report.details["follows"] == "vectors"
+def test_teachers_with_dense_layers_and_of_two_stages_are_followed_by_their_vectors(
+    make_folder, make_cde, run
+):
+    dense = make_folder(modules=[("2_Dense", "Dense")])
+    write_dense(dense / "2_Dense", 24, 32)
+    for name, teacher in (("dense", dense), ("cde", make_cde(1))):
+        assert run(teacher, name=name).details["follows"] == "vectors"
 
 
-def test_cde_teacher_is_followed_by_its_vectors(make_cde, student, texts, tmp_path):
-    report = distill(str(make_cde(1)), student, [texts], tmp_path / "run", DistillConfig(**SMALL))
-    assert report.details["follows"] == "vectors"
-
-
-def test_student_with_fewer_dims_follows_vectors_in_them(tiny_model_folder, student, texts, tmp_path):
+def test_student_with_fewer_dims_follows_vectors_in_them(tiny_model_folder, student, run, tmp_path):
     teacher = served_as(tiny_model_folder, tmp_path / "teacher", pooling="cls")
-    smaller = served_as(student, tmp_path / "student", dims=8)
-    config = DistillConfig(**(SMALL | {"steps": 20}))
-    report = distill(teacher, smaller, [texts], tmp_path / "run", config)
+    report = run(teacher, served_as(student, tmp_path / "student", dims=8), steps=20)
     assert report.last_loss < 0.9 * report.first_loss
 
 
@@ -180,15 +189,13 @@ def test_student_is_trained_on_the_vector_it_serves(tiny_model_folder, texts, tm
     np.testing.assert_allclose(trained, served, atol=1e-5)
 
 
-def test_prefix_shared_with_the_teacher_is_read_and_kept(tiny_model_folder, student, texts, tmp_path):
+def test_prefix_shared_with_the_teacher_is_read_and_kept(tiny_model_folder, student, run, tmp_path):
     same = {"document_prefix": "river: "}
     teacher = served_as(tiny_model_folder, tmp_path / "teacher", **same)
-    small = served_as(student, tmp_path / "student", **same)
-    report = distill(teacher, small, [texts], tmp_path / "run", DistillConfig(**SMALL))
+    report = run(teacher, served_as(student, tmp_path / "student", **same))
     assert report.details["follows"] == "hidden states and vectors"
     assert encoder_config({"model": str(tmp_path / "run" / "model")}).document_prefix == "river: "
-    plain = distill(str(tiny_model_folder), student, [texts], tmp_path / "plain", DistillConfig(**SMALL))
-    assert report.first_loss != pytest.approx(plain.first_loss, rel=1e-3)
+    assert report.first_loss != pytest.approx(run(name="plain").first_loss, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -199,17 +206,20 @@ def test_prefix_shared_with_the_teacher_is_read_and_kept(tiny_model_folder, stud
     ],
     ids=["landmark", "prefix"],
 )
-def test_student_that_is_served_otherwise_is_refused(
-    tiny_model_folder, student, texts, tmp_path, settings, error, sentence
-):
-    other = served_as(student, tmp_path / "student", **settings)
+def test_student_that_is_served_otherwise_is_refused(student, run, tmp_path, settings, error, sentence):
     with pytest.raises(error, match=sentence):
-        distill(str(tiny_model_folder), other, [texts], tmp_path / "run", DistillConfig(**SMALL))
+        run(into=served_as(student, tmp_path / "student", **settings))
 
 
-def test_cde_student_is_refused(make_cde, tiny_model_folder, texts, tmp_path):
+def test_student_of_two_stages_long_texts_and_too_few_are_refused(make_cde, run, tmp_path):
     with pytest.raises(ModelError, match="a student must be a transformer of one stage"):
-        distill(str(tiny_model_folder), str(make_cde(1)), [texts], tmp_path / "run", DistillConfig(**SMALL))
+        run(into=make_cde(1))
+    with pytest.raises(ConfigError, match="max_tokens must be at most the models' 96 positions, got 500"):
+        run(max_tokens=500)
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(json.dumps({"text": f"cat {number}"}) + "\n" for number in range(9)))
+    with pytest.raises(SourceError, match="at least 10 different texts, got 9"):
+        run(sources=few)
 
 
 def vectors_of(num_texts: int, width: int, rank: int, seed: int = 0) -> np.ndarray:
@@ -241,16 +251,3 @@ def test_axes_are_found_from_texts_spread_over_all():
 def test_teacher_that_is_not_there_is_refused_by_its_name():
     with pytest.raises(ConfigError, match=r"the teacher cannot be loaded: .*got 'org/none'"):
         whole_text_encoder("org/none")
-
-
-def test_texts_longer_than_the_models_read_are_refused(tiny_model_folder, student, texts, tmp_path):
-    config = DistillConfig(**(SMALL | {"max_tokens": 500}))
-    with pytest.raises(ConfigError, match="max_tokens must be at most the models' 96 positions, got 500"):
-        distill(str(tiny_model_folder), student, [texts], tmp_path / "run", config)
-
-
-def test_too_few_texts_are_refused(tiny_model_folder, student, tmp_path):
-    path = tmp_path / "few.jsonl"
-    path.write_text("".join(json.dumps({"text": f"cat {number}"}) + "\n" for number in range(9)))
-    with pytest.raises(SourceError, match="at least 10 different texts, got 9"):
-        distill(str(tiny_model_folder), student, [path], tmp_path / "run", DistillConfig(**SMALL))
