@@ -1,7 +1,7 @@
 """What a source file may be written in: how its columns are told, and how its rows are read.
 
 A new format is one file here, with a subclass of ``format.Format`` or, where a file is a document, of
-``text.DocumentFormat``, and one entry below.
+``text.TextFormat``, and one entry below.
 
     parquet, arrow      columns as the file says
     json_lines, csv     columns learned by a first pass

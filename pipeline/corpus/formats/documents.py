@@ -282,6 +282,8 @@ class _Walk(NamedTuple):
             return "" if note is None else f" ({_line(self.text(note))})"
         if kind == "object" and (part := self.objects.get(_object_name(element))):
             return f"{_GAP}{part}{_GAP}"
+        if kind == "textpath":  # WordArt
+            return f"{_GAP}{_attribute(element, 'string')}{_GAP}"
         if kind == "altChunk":
             return self.objects.get(_attribute(element, "id"), "")
         if kind in ("chart", "relIds") and (

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from cairn.pipeline.corpus.formats.format import SourceFile, text_of
-from cairn.pipeline.corpus.formats.text import Document, DocumentFormat
+from cairn.pipeline.corpus.formats.text import Document, TextFormat
 from typing_extensions import override
 
 if TYPE_CHECKING:
@@ -97,10 +97,11 @@ _LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
 """markdownify takes time quadratic in the length of white space, so longer runs are cut."""
 
 
-class HtmlFormat(DocumentFormat):
+class HtmlFormat(TextFormat):
     """Reads HTML files."""
 
     suffixes = (".html", ".htm", ".xhtml")
+    unit = None
 
     @override
     def document(self, file: SourceFile, raw: bytes) -> Document:
@@ -167,13 +168,14 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         has_title = element.name != "aside" and element.find([*_HEADINGS])
         if not (has_title or element.find_parent([*_CONTENT])):
             element.decompose()
-    for element in page.select("pre br"):
-        element.replace_with("\n")
-    for element in page.select("pre a"):  # no Markdown is read within code
-        element.unwrap()
-    for element in page.find_all(class_=[*_OF_LINE_NUMBERS]):
-        if element.find_parent("pre") and _LINE_NUMBERS.fullmatch(element.get_text()):
-            element.decompose()
+    for code in page.find_all("pre"):
+        for element in code.find_all("br"):
+            element.replace_with("\n")
+        for element in code.find_all("a"):  # no Markdown is read within code
+            element.unwrap()
+        for element in code.find_all(class_=[*_OF_LINE_NUMBERS]):
+            if _LINE_NUMBERS.fullmatch(element.get_text()):
+                element.decompose()
     for element in page.find_all([*_CONTROLS]):
         element.insert_before(" ")
         element.insert_after(" ")

@@ -29,12 +29,12 @@ from typing import Any, ClassVar, Final, NamedTuple, cast
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats.file_kind import HEAD, no_kind, other_kind
-from cairn.pipeline.corpus.formats.format import PAGE_BREAK, Footer, Format, SourceFile, damage_of
+from cairn.pipeline.corpus.formats.format import PAGE_BREAK, SourceFile, damage_of
 from cairn.pipeline.corpus.formats.text import (
-    DOCUMENT_SCHEMA,
     TITLE_CHARACTERS,
     TITLE_CHARACTERS_READ,
     Document,
+    DocumentFormat,
     heading,
 )
 from cairn.pipeline.corpus.quarantine import Reason
@@ -75,11 +75,9 @@ class Opened(NamedTuple):
     encoding: str = ""
 
 
-class PagedFormat(Format):
+class PagedFormat(DocumentFormat):
     """A format whose files are a document of pages each; ``package`` is what reads it and may be missing."""
 
-    is_typed = False
-    is_document = True
     package: ClassVar[str | None] = None
     has_headings: ClassVar[bool] = True
     """Whether headings are written as in Markdown, so that the first can be the title."""
@@ -92,11 +90,6 @@ class PagedFormat(Format):
     def missing(self) -> str | None:
         is_there = self.package is None or find_spec(self.package) is not None
         return None if is_there else f"to read them, run {install_command('documents')}"
-
-    @override
-    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
-        """Return the columns that every document has; the file is not opened."""
-        return Footer(schema=DOCUMENT_SCHEMA, num_rows=1)
 
     @override
     def read(

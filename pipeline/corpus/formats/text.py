@@ -16,7 +16,6 @@ import datetime as dt
 import json
 import re
 import tomllib
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from html import unescape
@@ -117,16 +116,24 @@ class DocumentFormat(Format):
 
     is_typed = False
     is_document = True
-    kinds = (MARKUP, TEXT)
 
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Return the columns that every document has; the file is not opened."""
         return Footer(schema=DOCUMENT_SCHEMA, num_rows=1)
 
-    @abstractmethod
-    def document(self, file: SourceFile, raw: bytes) -> Document:
+
+class TextFormat(DocumentFormat):
+    """Reads plain text as it is; a format of other texts says what document their bytes make."""
+
+    suffixes = (".txt",)
+    kinds = (MARKUP, TEXT)
+    unit = "line"
+
+    def document(self, file: SourceFile, raw: bytes) -> Document:  # noqa: ARG002 (of code, its name)
         """Make a document of the bytes of a file."""
+        text, encoding = text_of(raw)
+        return Document("", text, encoding=encoding)
 
     @override
     def read(
@@ -141,22 +148,11 @@ class DocumentFormat(Format):
         yield read.rows(file, types, config, [other and f"{Reason.DAMAGED_DOCUMENT} {other}"])
 
 
-class TextFormat(DocumentFormat):
-    """Reads plain text as it is."""
-
-    suffixes = (".txt",)
-    unit = "line"
-
-    @override
-    def document(self, file: SourceFile, raw: bytes) -> Document:
-        text, encoding = text_of(raw)
-        return Document("", text, encoding=encoding)
-
-
-class MarkdownFormat(DocumentFormat):
+class MarkdownFormat(TextFormat):
     """Reads Markdown with its front matter."""
 
     suffixes = (".md", ".markdown")
+    unit = None
 
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
