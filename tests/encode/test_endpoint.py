@@ -84,7 +84,9 @@ def test_text_encoder_of_an_endpoint_encodes_both_sides(embedding_server):
 
 def test_contextual_api_gets_a_documents_chunks_as_one_list(embedding_server):
     model = f"{embedding_server.host}/v1/contextualizedembeddings#ctx"
-    encoder = EndpointEncoder(encoder_config({"model": model, "landmark_interval": 16}))
+    encoder = EndpointEncoder(
+        encoder_config({"model": model, "landmark_interval": 16, "whole_text_tokens": 0})
+    )
     alone = encoder.encode(["the river. " * 3])
     encoded = encoder.encode(["the river. " * 12, "a path"])
     groups = [group for asked in embedding_server.requests[1:] for group in asked["inputs"]]

@@ -64,7 +64,7 @@ def test_ingest_and_search_by_an_endpoint(embedding_server, capsys):
     assert status["token_vectors"] is None
     assert run(cairn, ["status", "c"], "cairn") == 0
     told = capsys.readouterr().out
-    assert f"{embedding_server.model}: a vector for each chunk of at most 128 tokens" in told
+    assert f"{embedding_server.model}: a vector for each chunk of at most 64 tokens" in told
     assert "--late" not in told  # it shows no states to make token vectors of
     for file in Path("cairn-data").rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes()

@@ -70,10 +70,10 @@ _OF_SENTENCE_TRANSFORMERS: Final = {
 
 ENDPOINT_DEFAULTS: Final[Mapping[str, Any]] = {
     "token_bytes": 0,
-    "landmark_interval": 128,
     "title_tokens": TITLE_TOKENS,
+    "whole_text_tokens": WHOLE_TEXT_TOKENS,
 }
-"""An endpoint's chunk is read by itself, so it is longer, and begins with its document's title."""
+"""An endpoint is asked for what a model here reads that was published with no way of its own."""
 
 
 _OF_ENDPOINTS: Final = (
@@ -97,7 +97,9 @@ def given_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     model = chosen.get("model", NO_MODEL)
     brought = {} if model == NO_MODEL else model_defaults(chosen)
     unread = {"title_tokens": 0, "document_prefix": "", "use_context": False, "document_context": 0}
-    own = {"model": model, "given_dims": 0, **ENDPOINT_DEFAULTS, **unread}
+    # Of a text with one vector each passage stores it again, so they are longer.
+    passages = {"landmark_interval": 128, "whole_text_tokens": 0}
+    own = {"model": model, "given_dims": 0, "token_bytes": 0, **passages, **unread}
     return {name: value for name, value in {**brought, **own}.items() if name not in chosen}
 
 
