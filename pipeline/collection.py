@@ -451,8 +451,7 @@ class Collection:
         sync: bool,
         max_deleted: float = 1.0,
     ) -> IngestReport:
-        from cairn.pipeline.corpus.given_rows import table_of  # reading loads no part of the line
-        from cairn.pipeline.corpus.sources import TableSource
+        from cairn.pipeline.corpus.given_rows import source_of  # reading loads no part of the line
         from cairn.pipeline.line.build_index import build_index
         from cairn.pipeline.line.compatibility import stored_settings
         from cairn.pipeline.line.ingest_settings import resolve_ingest_config
@@ -469,15 +468,14 @@ class Collection:
         if isinstance(documents, str | Path):
             source = str(documents)
         else:
-            table = table_of(documents, config.corpus)
-            if table.num_rows == 0 and (sync or not self.layout.exists()):
+            source = source_of(documents, config.corpus)
+            if source.num_rows == 0 and (sync or not self.layout.exists()):
                 raise SourceError(
                     "the first `add`, and every `sync`, must be given at least one document, got none; to "
                     "empty a collection, call delete(collection.documents.ids())"
                 )
-            if table.num_rows == 0:
+            if source.num_rows == 0:
                 return self._nothing_added()
-            source = TableSource(table=table)
         return build_index([source], root, self.name, config, progress)
 
     def _nothing_added(self) -> IngestReport:

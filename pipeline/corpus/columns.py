@@ -2,7 +2,7 @@
 
     joined    the type of a column in which values of two types stand, of files or of rows
     fitted    values as a type: each that fits it without loss, and a mark for each that does not
-    batch_of  rows of Python values, as JSON and YAML have them, as a batch
+    batch_of  rows of Python values, as JSON, YAML and callers have them, as a batch
 
 A value fits a type without loss: a whole number one of wider numbers or of doubles, a time a finer unit, a
 single value a list, a text a number that is written plainly, and all of them a text. Sizes of strings are
@@ -35,8 +35,8 @@ Mask = Bool[np.ndarray, " N"]
 
 OBJECT: Final = pa.struct([])
 """What stands for objects and nested lists; nothing looks into them."""
-OBJECTS: Final = {b"cairn.objects": b"1"}
-"""Metadata of a field that has objects beside values of its type."""
+OBJECTS: Final = b"cairn.objects"
+"""Metadata of a field that has objects beside values of its type, or others that are not kept: which."""
 DECIMALS: Final = b"cairn.decimals"
 """Metadata of a field of numbers that were texts: how they were written, as :func:`decimals_of` has it."""
 MAX_DECIMALS: Final = 1_000
@@ -47,6 +47,8 @@ FAULT: Final = "\0fault"
 """A column that a format may add to its rows: null, or a reason to refuse the row, a blank and details."""
 _TYPES: Final = ("string", "int64", "double", "bool", "date32[day]", "timestamp[us]")
 _INT64: Final = range(-(2**63), 2**63)
+_INTEGER_DIGITS: Final = 20
+"""How many digits an integer of 64 bits has at most."""
 _DECIMAL: Final = r"^-?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][-+][0-9]{1,3})?$"
 PLAIN: Final[Mapping[str, pa.DataType]] = {
     r"^-?(0|[1-9][0-9]{0,17})$": pa.int64(),
@@ -67,12 +69,28 @@ _SHOWABLE: Final = (-62_135_596_800, 253_402_300_800)
 BIG_INTEGERS: Final = "integers beyond 64 bits"
 BIG_INTEGER: Final = pa.large_string()
 """The type of a whole number beyond 64 bits, which is kept as a text."""
+LONG_INTEGERS: Final = "integers beyond 53 bits"
+LONG_INTEGER: Final = pa.dictionary(pa.int8(), pa.int64())
+"""What is met beside `int64` where a whole number is no double: floats in its column make all texts."""
 
 
 class WrittenNumber(str):
     """A number as it is written, which a column of numbers reads, and one of texts keeps with its zeros."""
 
     __slots__ = ()
+
+
+_TYPES_OF: Final[Mapping[type, pa.DataType]] = {
+    type(None): pa.null(),
+    str: pa.string(),
+    WrittenNumber: pa.float64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+}
+"""The types of values, where the class tells them."""
+_KEPT: Final = {*_TYPES_OF, int}
+_OF_ARROW: Final = (dt.date, dt.time, dt.timedelta, Decimal, bytes, np.datetime64, np.timedelta64)
+"""Classes of values whose type Arrow tells."""
 
 
 def is_text(arrow_type: pa.DataType) -> bool:
@@ -216,33 +234,67 @@ def are_names(decimals: Set[str]) -> bool:
 
 
 def type_of(value: object) -> pa.DataType:
-    """Return the type of one value of JSON or YAML, null for None."""
-    if value is None:
-        return pa.null()
-    if type(value) is str:
-        return pa.string()
-    if isinstance(value, bool):
-        return pa.bool_()
+    """Return the type of one value, null for None; one that is not kept has a type that is not stored."""
+    known = _TYPES_OF.get(type(value))
+    if known is not None:
+        return known
     if isinstance(value, int):
         return pa.int64() if value in _INT64 else BIG_INTEGER
-    if isinstance(value, float | WrittenNumber):
-        return pa.float64()
-    if isinstance(value, str | bytes):
+    if isinstance(value, str):
         return pa.string()
-    if isinstance(value, dt.date | dt.time | dt.timedelta | Decimal | np.generic):
-        return pa.scalar(cast("Any", value)).type
-    if not _is_flat(value):
-        return OBJECT
-    elements = cast("Sequence[object]", value)
-    return pa.list_(reduce(joined, map(type_of, elements), pa.null()))
+    if isinstance(value, float):
+        return pa.float64()
+    if isinstance(value, _NESTED):
+        return reduce(joined, types_of(value))
+    if isinstance(value, _OF_ARROW):
+        with contextlib.suppress(pa.ArrowException):  # as of a zone that is off by seconds
+            found = pa.scalar(value).type
+            is_fine = isinstance(value, dt.datetime) and getattr(value, "nanosecond", 0)  # of pandas
+            return pa.timestamp("ns", found.tz) if is_fine else found
+    return pa.struct([(type(value).__name__, pa.null())])
 
 
 def types_of(value: object) -> Sequence[pa.DataType]:
     """Return the types of a value: of a list those of its items, where they are several."""
-    if not value or not _is_flat(value):
-        return [type_of(value)]
+    if not isinstance(value, _NESTED):
+        found = type_of(value)
+        return [found, LONG_INTEGER] if found == pa.int64() and _is_long(value) else [found]
+    if isinstance(value, dict):
+        return [OBJECT]
     items = cast("Sequence[object]", value)
-    return [pa.list_(found) for found in dict.fromkeys(map(type_of, items))]
+    kinds = set(map(type, items))
+    if kinds <= _TYPES_OF.keys():
+        found = [_TYPES_OF[kind] for kind in kinds]
+    elif not kinds.isdisjoint(_NESTED):
+        return [OBJECT]
+    else:
+        found = [*dict.fromkeys(map(type_of, items))]
+        found += [LONG_INTEGER] if any(map(_is_long, items)) else []
+    unkept = [each for each in found if is_unkept(each)]
+    return [pa.list_(each) for each in unkept[:1] or found or [pa.null()]]
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, int) and value in _INT64 and int(float(value)) != value
+
+
+def is_unkept(arrow_type: pa.DataType) -> bool:
+    """Tell whether values of a type are left out of columns: objects, nested lists, bytes and others."""
+    return stored_type(arrow_type) is None and not pa.types.is_null(arrow_type)
+
+
+def _is_left_out(value: object) -> bool:
+    kinds = set(map(type, cast("Sequence[object]", value))) if isinstance(value, list) else {type(value)}
+    return not kinds <= _KEPT and is_unkept(type_of(value))
+
+
+def _named(arrow_type: pa.DataType) -> str:
+    """Say what values of a type are that are left out."""
+    if is_list(arrow_type):
+        return f"lists of {_named(arrow_type.value_type)}"
+    if not pa.types.is_struct(arrow_type):
+        return f"values of type {arrow_type}"
+    return f"values of type {arrow_type[0].name}" if len(arrow_type) else "objects or nested lists"
 
 
 def kind_of(arrow_type: pa.DataType) -> str | None:
@@ -251,6 +303,8 @@ def kind_of(arrow_type: pa.DataType) -> str | None:
         return kind_of(arrow_type.value_type)
     if arrow_type == BIG_INTEGER:
         return BIG_INTEGERS
+    if arrow_type == LONG_INTEGER:
+        return LONG_INTEGERS
     if is_text(arrow_type):
         return "texts"
     if is_number(arrow_type):
@@ -268,28 +322,23 @@ def learned_field(
     name: str, own: pa.DataType, met: Collection[pa.DataType], metadata: Mapping[bytes, str] | None = None
 ) -> pa.Field:
     """Return the field of a column of a type, whose values are of the types that were met."""
-    if OBJECT in met:
-        return pa.field(name, own, metadata=OBJECTS)
-    kinds = sorted({kind for each in met if (kind := kind_of(each))})
+    unkept = sorted({_named(each) for each in met if is_unkept(each)})
+    kinds = sorted({kind for each in met if not is_unkept(each) and (kind := kind_of(each))})
     is_mixed = len(kinds) > 1 or kinds == [BIG_INTEGERS]
+    told = {OBJECTS: " and ".join(unkept)} if unkept else {}
     return pa.field(
-        name, own, metadata={**(metadata or {}), **({KINDS: ", ".join(kinds)} if is_mixed else {})}
+        name, own, metadata={**(metadata or {}), **({KINDS: ", ".join(kinds)} if is_mixed else {}), **told}
     )
-
-
-def _is_flat(value: object) -> bool:
-    """Whether a value is a list without lists and objects in it, however deeply these are nested."""
-    if not isinstance(value, list | tuple):
-        return False
-    return not any(isinstance(each, _NESTED) for each in cast("Sequence[object]", value))
 
 
 def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
     """Return the type of a column that holds values of both, or that of the others where some are objects."""
-    if first == second or pa.types.is_null(second) or second == OBJECT:
-        return OBJECT if pa.types.is_null(first) and second == OBJECT else first
-    if pa.types.is_null(first) or first == OBJECT:
+    if first == second or pa.types.is_null(second) or second == LONG_INTEGER:
+        return first
+    if pa.types.is_null(first) or is_unkept(first):
         return second
+    if is_unkept(second):
+        return first
     if is_list(first) or is_list(second):
         return pa.list_(joined(*(each.value_type if is_list(each) else each for each in (first, second))))
     if is_number(first) and is_number(second):
@@ -304,12 +353,15 @@ def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
 def _joined_numbers(first: pa.DataType, second: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(first) and pa.types.is_floating(second):
         return max(first, second, key=lambda each: each.bit_width)
-    if pa.types.is_decimal(first) and pa.types.is_decimal(second):
-        scale = max(first.scale, second.scale)
-        whole = max(first.precision - first.scale, second.precision - second.scale)
-        return pa.decimal128(min(whole + scale, 38), scale)
-    if not (pa.types.is_integer(first) and pa.types.is_integer(second)):
+    if pa.types.is_floating(first) or pa.types.is_floating(second):
         return pa.float64()
+    if decimals := [each for each in (first, second) if pa.types.is_decimal(each)]:
+        scale = max(each.scale for each in decimals)
+        whole = max(each.precision - each.scale for each in decimals)
+        whole = whole if len(decimals) == 2 else max(whole, _INTEGER_DIGITS)
+        if all(each.bit_width <= 128 for each in decimals):
+            return pa.decimal128(min(whole + scale, 38), scale)
+        return pa.decimal256(min(whole + scale, 76), scale)
     if pa.types.is_signed_integer(first) == pa.types.is_signed_integer(second):
         return max(first, second, key=lambda each: each.bit_width)
     signed, unsigned = (first, second) if pa.types.is_signed_integer(first) else (second, first)
@@ -443,7 +495,7 @@ def batch_of(
                 faults[place] = (
                     faults[place] or f"{Reason.NAN_METADATA} column {name!r} holds NaN or infinity"
                 )
-            elif values[place] is not None and (name in roles or type_of(values[place]) != OBJECT):
+            elif values[place] is not None and (name in roles or not _is_left_out(values[place])):
                 faults[place] = faults[place] or unfit(name, target, type_of(values[place]))
         arrays.append(column)
     return pa.RecordBatch.from_arrays([*arrays, pa.array(faults, pa.string())], names=[*types, FAULT])
@@ -462,7 +514,7 @@ def role_names(config: CorpusConfig) -> set[str]:
 
 def unfit(name: str, target: pa.DataType, own: pa.DataType) -> str:
     """Say of a row that a value does not fit its column, and which type would hold both."""
-    if own == OBJECT or is_text(target):
+    if is_unkept(own) or is_text(target):
         advice = ""
     else:
         both = joined(target, own)
@@ -473,7 +525,8 @@ def unfit(name: str, target: pa.DataType, own: pa.DataType) -> str:
             wider = str(pa.string())
         wider = f"list[{wider}]" if is_list(both) else wider
         advice = f"; `cairn retype` to {wider} makes it fit"
-    got = {OBJECT: "an object or a nested list", BIG_INTEGER: BIG_INTEGERS}.get(own, str(own))
+    name_of_class = own[0].name if pa.types.is_struct(own) and len(own) else str(own)
+    got = {OBJECT: "an object or a nested list", BIG_INTEGER: BIG_INTEGERS}.get(own, name_of_class)
     kind = "texts" if is_text(target) else target
     return f"{Reason.UNFIT_VALUE} column {name!r} must hold {kind}, got {got} that does not fit{advice}"
 
@@ -512,7 +565,7 @@ def _column_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Ma
     if is_list(target):
         lists = [
             value if value is None or isinstance(value, list | tuple) else [value]
-            for value in (None if type_of(value) == OBJECT else value for value in values)
+            for value in (None if _is_left_out(value) else value for value in values)
         ]
         flat = [each for value in lists if value is not None for each in cast("Sequence[Any]", value)]
         lengths = [0 if value is None else len(value) for value in lists]
@@ -523,13 +576,15 @@ def _column_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Ma
             _offsets(lengths), elements, type=pa.list_(target.value_type), mask=pa.array(are_null)
         )
     else:
-        bad = np.array([isinstance(value, _NESTED) for value in values], bool)
-        kept = [None if is_bad else value for value, is_bad in zip(values, bad.tolist(), strict=True)]
-        if is_text(target):
+        kinds, bad, kept = set(map(type, values)), np.zeros(len(values), bool), values
+        if not kinds <= _KEPT:
+            bad = np.array([isinstance(value, _NESTED) or _is_left_out(value) for value in values], bool)
+            kept = [None if is_bad else value for value, is_bad in zip(values, bad.tolist(), strict=True)]
+        if is_text(target) and float in kinds:
             bad |= np.array([isinstance(each, float) and not math.isfinite(each) for each in kept], bool)
-        else:
+        elif WrittenNumber in kinds and not is_text(target):
             kept = [_with_floats(value) for value in kept]
-        own = _natural(kept)
+        own = _natural(kept, target)
     column, more = fitted(own, target)
     return column, bad if more is None else bad | more
 
@@ -540,27 +595,28 @@ def _is_not_finite(value: Any) -> bool:
     return any(isinstance(each, float) and not math.isfinite(each) for each in values)
 
 
-def _natural(values: Sequence[Any]) -> pa.Array:
+def _natural(values: Sequence[Any], target: pa.DataType) -> pa.Array:
     """Return values of one kind as they are, others as texts, which fit where their values do."""
     kinds = {type(value) for value in values if value is not None}
-    if kinds <= {float, int} and kinds:
-        try:
-            return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
-        except (pa.ArrowException, OverflowError):
-            pass
-    if kinds == {bool}:
-        return pa.array(values, pa.bool_())
-    if kinds <= {str, WrittenNumber}:
-        with contextlib.suppress(UnicodeEncodeError):  # half a character, which is told of its row later
+    with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
+        if kinds == {bool}:
+            return pa.array(values, pa.bool_())
+        if kinds <= {str, WrittenNumber}:  # half a character is told of its row later
             return pa.array(values, pa.string())
+        if kinds == {int}:
+            return pa.array(values, pa.int64())
+        if kinds <= {float, int} and not is_text(target):
+            return pa.array(values, pa.float64())
+        if kinds.isdisjoint(_TYPES_OF) and not is_text(target):
+            own = reduce(joined, map(type_of, values), pa.null())
+            if not is_text(own):
+                return pa.array(values, own)
     return pa.array([None if value is None else _as_bytes(value) for value in values], pa.binary()).view(
         pa.string()
     )
 
 
 def _as_bytes(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
     is_of_json = isinstance(value, bool | int | float | list | dict)
     text = json.dumps(value, ensure_ascii=False, default=str) if is_of_json else str(value)
     return text.encode("utf-8", "surrogatepass")

@@ -1,28 +1,25 @@
-"""What a caller of the Python library gives as documents, made one table.
+"""What a caller of the Python library gives as documents, made one source.
 
-Beside the files of stage 1: Arrow, pandas and polars keep their types; rows that are dictionaries get the
-types of their values (``columns``). Everything is in memory at once. It does not check rows.
+Beside the files of stage 1: Arrow, pandas and polars keep their types; rows that are dictionaries, and frames
+of pandas with objects that are not all texts or all arrays, are read as lines of JSON are (``formats.rows``).
+Everything is in memory at once. It does not check rows.
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
-from functools import reduce
-from itertools import chain
-from pathlib import PurePath
 from typing import Any, Final, cast
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import BIG_INTEGER, batch_of, is_list, joined, learned_field, types_of
-from cairn.pipeline.corpus.formats.format import damage_of
+from cairn.pipeline.corpus.formats.format import damage_of, is_utf8
+from cairn.pipeline.corpus.sources import RowsSource, TableSource
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.options import shown
 from cairn.pipeline.types import ArrowStream, Document
@@ -31,6 +28,8 @@ _PANDAS_INDEX: Final = re.compile(r"__index_level_\d+__")
 """How Arrow names a pandas index that has no name."""
 _TIMES: Final = (np.datetime64, np.timedelta64)
 _MISSING: Final = frozenset({"NaTType", "NAType"})
+_PLAIN: Final = {str, int, bool, type(None)}
+_ELEMENTS: Final = _PLAIN | {float}
 
 
 Row = Mapping[str, Any] | Document
@@ -38,31 +37,47 @@ GivenRows = ArrowStream | pa.RecordBatch | Row | Iterable[Row | pa.RecordBatch]
 """Documents as a table, as rows, or as batches of rows."""
 
 
-def table_of(given: GivenRows, config: CorpusConfig) -> pa.Table:
-    """Return documents as a table; ``config`` names the columns that a :class:`Document` goes into.
+def source_of(given: GivenRows, config: CorpusConfig) -> TableSource | RowsSource:
+    """Return documents as a source; ``config`` names the columns that a :class:`Document` goes into.
 
     Anything else raises :class:`UsageError`.
     """
     if isinstance(given, Mapping | Document):
         given = [given]
     if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
+        return TableSource(table=pa.Table.from_batches([given]))
     if isinstance(given, ArrowStream):
-        frame = cast("Any", given)
-        try:
-            table = _made(pa.table, given)
-        except UsageError:  # of pandas, as objects of several kinds in a column
-            if not (hasattr(frame, "iterrows") and frame.columns.is_unique):
-                raise
-            frame = frame if frame.index.name is None else frame.reset_index()
-            return table_of(frame.to_dict("records"), config)
-        return table.select([name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)])
+        if _has_objects(given):
+            frame: Any = given
+            frame = frame.reset_index() if any(frame.index.names) else frame
+            return _source_of_rows(frame.to_dict("records"), config)
+        table = _made(pa.table, given)
+        names = [name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)]
+        return TableSource(table=table.select(names))
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise _refused(shown(given))
     rows = list(given)
     if rows and all(isinstance(row, pa.RecordBatch) for row in rows):
-        return _made(pa.Table.from_batches, rows)
-    return _table_of_rows([_fields(row, config) for row in rows], config)
+        return TableSource(table=_made(pa.Table.from_batches, rows))
+    return _source_of_rows(rows, config)
+
+
+def _has_objects(given: Any) -> bool:
+    """Whether a frame of pandas has objects that Arrow would read by the first of them, or refuse."""
+    if not hasattr(given, "iloc") or not hasattr(given, "columns") or not given.columns.is_unique:
+        return False
+    for column in (given[name] for name in given.columns):
+        kinds = set(map(type, column[column.notna()])) if column.dtype == object else set()
+        if not (kinds <= {str} or kinds <= {np.ndarray}):
+            return True
+    return False
+
+
+def _source_of_rows(rows: Iterable[object], config: CorpusConfig) -> RowsSource:
+    made = [{name: _plain(value) for name, value in _fields(row, config).items()} for row in rows]
+    if not any(made):  # of which each is a row without an id
+        made = [{config.id_column: None, config.text_column: None} for _ in made]
+    return RowsSource(rows=made)
 
 
 def _made(make: Callable[[Any], pa.Table], given: object) -> pa.Table:
@@ -76,6 +91,8 @@ def _fields(row: object, config: CorpusConfig) -> Mapping[str, Any]:
     if isinstance(row, Mapping):
         if other := [name for name in cast("Mapping[object, Any]", row) if not isinstance(name, str)]:
             raise UsageError(f"the keys of a document must be texts, got {shown(other[0])}; convert it")
+        if not is_utf8("".join(cast("Mapping[str, Any]", row))):
+            raise UsageError("the keys of a document must be valid Unicode, got half a character; convert it")
         return cast("Mapping[str, Any]", row)
     if not isinstance(row, Document):
         raise _refused(shown(row))
@@ -83,72 +100,36 @@ def _fields(row: object, config: CorpusConfig) -> Mapping[str, Any]:
     return {config.id_column: row.doc_id, **title, config.text_column: row.text, **row.metadata}
 
 
-def _table_of_rows(rows: Sequence[Mapping[str, Any]], config: CorpusConfig) -> pa.Table:
-    names = dict.fromkeys(name for row in rows for name in row)
-    names = names or {config.id_column: None, config.text_column: None}
-    columns = {name: _column(name, [_plain(row.get(name)) for row in rows]) for name in names}
-    fields = [learned_field(name, column.type, met) for name, (column, met) in columns.items()]
-    return pa.table([column for column, _ in columns.values()], schema=pa.schema(fields))
-
-
 def _plain(value: Any) -> Any:
     """Return a value as Python has it; what pandas has for a missing one is None."""
+    if type(value) in _PLAIN:
+        return value
     if (isinstance(value, float | Decimal) and math.isnan(value)) or type(value).__name__ in _MISSING:
         return None
-    if isinstance(value, UUID | PurePath):
-        return str(value)
-    if isinstance(value, np.ndarray) and not value.ndim:
-        return _plain(value[()])
-    if isinstance(value, np.ndarray) and value.dtype.kind not in "mM":
-        return value.tolist()
-    if isinstance(value, np.ndarray) or (isinstance(value, list) and isinstance(_first(value), _TIMES)):
-        return [_plain(each) for each in cast("Iterable[object]", value)]
+    return _element(value)
+
+
+def _element(value: Any) -> Any:
+    """Return a value as Python has it, also one in a list, where NaN is none that is missing."""
+    if isinstance(value, list | tuple | set | frozenset):
+        items = cast("Collection[object]", value)
+        items = sorted(items, key=repr) if isinstance(items, set | frozenset) else items
+        return items if set(map(type, items)) <= _ELEMENTS else [_element(each) for each in items]
+    if isinstance(value, np.ndarray):
+        return _element(
+            value.tolist() if value.dtype.kind not in "mM" else [*value] if value.ndim else value[()]
+        )
     if isinstance(value, np.generic):
         item = value.item()  # of nanoseconds a bare number
-        return value if isinstance(value, _TIMES) and isinstance(item, int) else _plain(item)
-    return value
-
-
-def _first(values: Sequence[object]) -> object:
-    return next((each for each in values if each is not None), None)
-
-
-def _column(name: str, values: Sequence[Any]) -> tuple[pa.Array, Sequence[pa.DataType]]:
-    """Return values as a column, and their types where Arrow has none for all."""
-    items = chain.from_iterable(value if isinstance(value, list | tuple) else (value,) for value in values)
-    if len({*map(_kind, items)} - {None}) <= 1:  # of several, Arrow cuts times to dates, and the like
-        with contextlib.suppress(pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError):
-            return pa.array(values), ()  # knows dates, decimals and numpy's numbers
-    try:
-        types = [found for value in values for found in types_of(value)]
-        target = reduce(joined, types, pa.null())
-        rows = [{name: value} for value in values]
-        column, faults = batch_of(rows, {name: target}, ()).columns
-        if faults.null_count < len(faults):  # as of a whole number that no double holds
-            text = pa.list_(pa.string()) if is_list(target) else pa.string()
-            column, faults = batch_of(rows, {name: text}, ()).columns
-            types = [*types, BIG_INTEGER]
-    except (pa.ArrowException, TypeError) as error:
-        raise _unfit(name, damage_of(error)) from error
-    if faults.null_count < len(faults):
-        raise _unfit(name, "numbers that no type holds, or NaN beside texts")
-    return column, types
-
-
-def _kind(value: object) -> object:
-    """Return what values have in common that Arrow may put into one column."""
-    if isinstance(value, int | float | Decimal | np.number) and not isinstance(value, bool):
-        return Decimal
-    if isinstance(value, dt.datetime | np.datetime64):
-        return dt.datetime, getattr(value, "tzinfo", None) is None
-    return None if value is None else type(value)
-
-
-def _unfit(name: str, got: str) -> UsageError:
-    return UsageError(
-        f"the values of {name!r} must be texts, numbers, booleans, or lists of one kind, got others: "
-        f"{got}; convert them"
-    )
+        is_fine = isinstance(value, _TIMES) and isinstance(item, int)
+        return item if not is_fine else None if np.isnat(value) else value
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(cast("os.PathLike[str]", value))
+    if isinstance(value, Decimal) and not value.is_finite():
+        return float(value)
+    return None if type(value).__name__ in _MISSING else value
 
 
 def _refused(got: str) -> UsageError:

@@ -60,7 +60,7 @@ def _may_be_number(arrow_type: pa.DataType) -> bool:
 def read_type(field: pa.Field[Any]) -> pa.DataType:
     """Return what a column that :func:`is_vector_column` is read as, where its file has no types."""
     element = getattr(field.type, "value_type", pa.null())
-    is_of_chunks = field.type == OBJECT or (field.metadata == OBJECTS and pa.types.is_null(element))
+    is_of_chunks = field.type == OBJECT or (OBJECTS in (field.metadata or {}) and pa.types.is_null(element))
     return _CHUNKS if is_of_chunks else _VECTOR
 
 

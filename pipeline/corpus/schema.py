@@ -29,11 +29,13 @@ from cairn.pipeline.corpus.columns import (
     BIG_INTEGERS,
     DECIMALS,
     KINDS,
+    LONG_INTEGERS,
     OBJECT,
     OBJECTS,
     are_names,
     is_list,
     is_text,
+    is_unkept,
     joined,
     kind_of,
     plain_type,
@@ -48,6 +50,8 @@ RENAMED: Final = "metadata_"
 _REPEATED: Final = {b"cairn.repeated": b"1"}
 _OF_NAMES: Final = {pa.float64(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.string())}
 _SHOWN_COLUMNS: Final = 50
+_NULL: Final = "it is null throughout"
+_EMPTY: Final = "all of its lists are empty"
 MAX_METADATA_COLUMNS: Final = 1_000
 """Of a collection. Every row and every publication pays for each of them, and a refused write for none."""
 Schemas = Sequence[tuple[SourceFile, pa.Schema]]
@@ -321,14 +325,15 @@ def _take(
     storable = [stored_type(field.type) for _, field, _ in kinds]
     lost = [
         (file, field) for file, field, _ in kinds
-        if field.metadata == OBJECTS or (stored_type(field.type) is None and not pa.types.is_null(field.type))
+        if OBJECTS in (field.metadata or {}) or is_unkept(field.type)
     ]  # fmt: skip
     agreed = reduce(joined, (kept for kept in storable if kept is not None), pa.null())
     marks = (
         (field.metadata or {}).get(DECIMALS, b"") for file, field, _ in kinds if not file.format.is_typed
     )
     holds_names = are_names({each.decode() for mark in marks for each in mark.split()})
-    agreed = _OF_NAMES.get(agreed, agreed) if holds_names else agreed
+    met = sorted({kind for file, field, _ in kinds for kind in _value_kinds(file, field)})
+    agreed = _OF_NAMES.get(agreed, agreed) if holds_names or LONG_INTEGERS in met else agreed
     target = stored_name(name)
     names = {each[0].name: None for each in lost or kinds}  # a file may have the column twice
     where = next(iter(names))
@@ -344,13 +349,12 @@ def _take(
     elif is_odd := odd_name(name):
         problem = is_odd
     elif pa.types.is_null(agreed) or pa.types.is_null(getattr(agreed, "value_type", pa.bool_())):
-        problem = _why(*lost[0]) if lost else "it is null throughout"
+        problem = _why(*lost[0]) if lost else _EMPTY if is_list(agreed) else _NULL
     elif name == "vector" and is_list(agreed):
         problem = "Cairn makes its own vectors, unless --vector-column names them"
     else:
         problem = None
         fields[target] = pa.field(target, agreed)
-        met = sorted({kind for file, field, _ in kinds for kind in _value_kinds(file, field)})
         if kind_of(agreed) == "texts" and (len(met) > 1 or BIG_INTEGERS in met):
             sentence = f"column {name!r} holds {' and '.join(met)}, as in {where}"
             warnings[f"{sentence}: all are kept as texts, and filters compare them as such"] = None
@@ -360,9 +364,9 @@ def _take(
             )
     if problem is not None:
         sentence = f"column {name!r} of {where}{also} cannot be stored: {problem}"
-        if must_keep and "null" not in problem:
+        if must_keep and problem not in (_EMPTY, _NULL):
             raise SchemaError(f"{sentence}; take it out of the metadata columns or convert it")
-        if "null" not in problem or any(file.format.is_typed for file, _, _ in kinds):
+        if problem != _NULL or any(file.format.is_typed for file, _, _ in kinds):
             warnings[f"{sentence}; it is left out"] = None
     elif lost:
         warnings[f"values of column {name!r} in {where}{also} are left out: {_why(*lost[0])}"] = None
@@ -399,6 +403,6 @@ def odd_name(name: str) -> str | None:
 def _why(file: SourceFile, field: pa.Field) -> str:
     if field.metadata == _REPEATED:
         return "its name stands more than once"
-    if field.metadata == OBJECTS or field.type == OBJECT:
-        return f"it holds objects or nested lists{', or aliases' if '.md' in file.format.suffixes else ''}"
+    if told := (field.metadata or {}).get(OBJECTS):
+        return f"it holds {told.decode()}{', or aliases' if '.md' in file.format.suffixes else ''}"
     return f"its type is {field.type}"

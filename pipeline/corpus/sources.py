@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 import fsspec
@@ -42,6 +42,7 @@ from cairn.pipeline.corpus.formats.format import (
     suffix_of,
 )
 from cairn.pipeline.corpus.formats.json_lines import AS_LINES
+from cairn.pipeline.corpus.formats.rows import GivenRowsFormat
 from cairn.pipeline.corpus.formats.tables import TableFormat, TableKind, memory_part, open_parts
 from cairn.pipeline.errors import (
     SourceError,
@@ -83,6 +84,24 @@ class TableSource:
     table: pa.Table
     name: str = "memory"
 
+    @property
+    def num_rows(self) -> int:
+        """Count the rows."""
+        return self.table.num_rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsSource:
+    """Rows of Python values in the place of a path, with the ``name`` of their source file."""
+
+    rows: Sequence[Mapping[str, Any]]
+    name: str = "memory"
+
+    @property
+    def num_rows(self) -> int:
+        """Count the rows."""
+        return len(self.rows)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundedSource:
@@ -102,8 +121,8 @@ class BoundedSource:
         return tuple(os.path.realpath(path) for path in paths if "://" not in path)
 
 
-Source = str | TableSource | BoundedSource
-"""A path, a glob, a URI, or a table in memory."""
+Source = str | TableSource | RowsSource | BoundedSource
+"""A path, a glob, a URI, or a table or rows in memory."""
 
 
 class LeftOut:
@@ -229,14 +248,21 @@ class _Root:
         ]
 
 
-def _part_file(filesystem: FileSystem, path: str, name: str, source: str, part: TablePart) -> SourceFile:
+def _part_file(
+    filesystem: FileSystem,
+    path: str,
+    name: str,
+    source: str,
+    part: TablePart,
+    own_format: Format = _TABLE,
+) -> SourceFile:
     return SourceFile(
         filesystem=filesystem,
         path=path,
         name=name,
         source=source,
         relative=part.name,
-        format=_TABLE,
+        format=own_format,
         part=part,
     )
 
@@ -253,9 +279,12 @@ def resolve_sources(sources: Sequence[Source], left_out: LeftOut | None = None) 
         )
     found: dict[tuple[str, str], SourceFile] = {}
     for place, source in enumerate(sources):
-        if isinstance(source, TableSource):
-            part, name = memory_part(source.table), source.name
-            files = [_part_file(LocalFileSystem(), str(place), name, name, part)]
+        if isinstance(source, TableSource | RowsSource):
+            are_rows = isinstance(source, RowsSource)
+            part = memory_part(pa.table({}) if are_rows else source.table)
+            own_format = GivenRowsFormat(source.rows) if are_rows else _TABLE
+            file = _part_file(LocalFileSystem(), str(place), source.name, source.name, part, own_format)
+            files = [file]
         elif isinstance(source, BoundedSource):
             files = _files_of(source.source, left_out or LeftOut(), source.folders())
         else:

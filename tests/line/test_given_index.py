@@ -177,7 +177,7 @@ def test_a_column_that_holds_no_vectors_stops_with_a_sentence(
     root: Path, row: dict[str, Any], error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):
-        _collection(root).add([{"id": "a", "text": "a", **row}])
+        _collection(root).add(pa.Table.from_pylist([{"id": "a", "text": "a", **row}]))
     assert not (root / "c").exists()
 
 

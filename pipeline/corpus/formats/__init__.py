@@ -5,6 +5,7 @@ A new format is one file here, with a subclass of ``format.Format`` or, where a 
 
     parquet, arrow      columns as the file says
     json_lines, csv     columns learned by a first pass
+    rows                what lines of JSON and rows that a caller gives have in common
     text, html          a document a file: id, title, text, and the keys of front matter
     documents, paged    PDF, Office and the like, each read in a child process, page by page
     right_to_left       the order of lines of Hebrew and Arabic in PDF

@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, Final, cast
 
-import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import Decimals, WrittenNumber, batch_of, role_names, types_of
+from cairn.pipeline.corpus.columns import WrittenNumber
 from cairn.pipeline.corpus.formats.file_kind import TEXT
 from cairn.pipeline.corpus.formats.format import (
-    Footer,
-    Format,
     LongLineError,
     SourceFile,
     TextLines,
-    Undecoded,
-    batched,
     is_utf8,
-    learned_footer,
     once,
     opened_text,
 )
+from cairn.pipeline.corpus.formats.rows import Row, RowsFormat
 from typing_extensions import override
 
 _LINE_DOCUMENTS: Final = 4
@@ -42,69 +37,34 @@ _NO_ROW: Final = f"it is a JSON array or has objects of several lines, and must 
 
 _DECODER: Final = json.JSONDecoder(parse_float=WrittenNumber, object_pairs_hook=once)
 
-Row = Mapping[str, Any] | str
 
-
-class JsonLinesFormat(Format):
+class JsonLinesFormat(RowsFormat):
     """Reads files of JSON lines."""
 
     suffixes = (".jsonl", ".ndjson")
     kinds = (TEXT,)
-    is_typed = False
     is_compressible = True
 
     @override
-    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
-        """Read every line once for the columns and their types."""
-        decimals = Decimals()
-
-        def parts() -> Iterator[Mapping[str, Sequence[pa.DataType]] | int]:
-            fault, has_rows = "", False
-            for row, _ in _rows(file, config):
-                if isinstance(row, str):
-                    fault = fault or row
-                else:
-                    has_rows = True
-                    for name, value in row.items():
-                        decimals.add_value(name, value)
-                    yield {name: types_of(value) for name, value in row.items()}
-                yield 1
-            if fault and not has_rows:
-                raise ValueError(fault)
-
-        return learned_footer(file, parts(), decimals)
-
-    @override
-    def read(
-        self, file: SourceFile, types: Mapping[str, pa.DataType], config: CorpusConfig
-    ) -> Iterator[pa.RecordBatch | Undecoded]:
-        """Yield the rows, the damaged ones among them."""
-        rows = (
-            (row if isinstance(row, str) else {name: row[name] for name in types if name in row}, num_bytes)
-            for row, num_bytes in _rows(file, config)
-        )
-        yield from batched(file, rows, lambda some: batch_of(some, types, role_names(config)), config)
-
-
-def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[tuple[Row, int]]:
-    """Yield each object or what is wrong with its line, with the length of the line."""
-    limit, is_first = _LINE_DOCUMENTS * config.max_document_bytes, True
-    with opened_text(file, newline=None, guesses=False) as (_, text):
-        lines = TextLines(text, limit)
-        while True:
-            lines.begin_row()
-            try:
-                line = next(lines).strip(" \t\n\x1e")
-            except StopIteration:
-                return
-            except LongLineError as error:
-                yield f"line {lines.number} {error}", 0
-                continue
-            if is_first and _ARRAY.fullmatch(line):
-                raise ValueError(_NO_ROW)
-            if line:
-                is_first = False
-                yield _parsed(line, lines.number), len(line)
+    def rows(self, file: SourceFile, config: CorpusConfig) -> Iterator[tuple[Row, int]]:
+        """Yield each object or what is wrong with its line, with the length of the line."""
+        limit, is_first = _LINE_DOCUMENTS * config.max_document_bytes, True
+        with opened_text(file, newline=None, guesses=False) as (_, text):
+            lines = TextLines(text, limit)
+            while True:
+                lines.begin_row()
+                try:
+                    line = next(lines).strip(" \t\n\x1e")
+                except StopIteration:
+                    return
+                except LongLineError as error:
+                    yield f"line {lines.number} {error}", 0
+                    continue
+                if is_first and _ARRAY.fullmatch(line):
+                    raise ValueError(_NO_ROW)
+                if line:
+                    is_first = False
+                    yield _parsed(line, lines.number), len(line)
 
 
 def _parsed(line: str, number: int) -> Row:

@@ -11,10 +11,13 @@ allocates what a page header asks for.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,6 +52,10 @@ SKEWED_READ_ROWS = 256
 Its average says nothing about a tail of long documents.
 """
 PROBE_ROWS = 64
+_ARROW_SCHEMA: Final = re.compile(rb"(ARROW:schema\x18[\x80-\xff]*[\0-\x7f])([A-Za-z0-9+/]+=*)")
+"""The schema that Arrow's writers keep in a footer, behind its length."""
+_SIGNED_INTEGER: Final = b"\x08\0\x04\0"
+"""How a signed integer stands in such a schema: as a table of two fields, of which its width is the first."""
 
 
 class ParquetFormat(Format):
@@ -61,10 +68,7 @@ class ParquetFormat(Format):
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read the footer, and no row."""
         with file.open() as stream, open_parquet(stream) as parquet:
-            try:
-                metadata, schema = parquet.metadata, parquet.schema_arrow
-            except pa.ArrowNotImplementedError as error:
-                raise ValueError(f"{damage_of(error)}; without such columns, write it again") from error
+            metadata, schema = parquet.metadata, parquet.schema_arrow
             groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
             if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:
                 raise ValueError(f"the footer counts {metadata.num_rows} rows, its row groups {sum(groups)}")
@@ -130,17 +134,45 @@ def open_parquet(
     stream: pa.NativeFile, metadata: pq.FileMetaData | None = None, as_dictionary: Sequence[str] = ()
 ) -> pq.ParquetFile:
     """Open a Parquet file, reading nothing but its footer, and not even that when ``metadata`` is given."""
-    return pq.ParquetFile(
-        stream,
-        metadata=metadata,
-        read_dictionary=list(as_dictionary) or None,
-        buffer_size=1 << 16,  # stream pages instead of holding whole column chunks
-        pre_buffer=False,
-        thrift_string_size_limit=THRIFT_STRING_BYTES,
-        thrift_container_size_limit=THRIFT_CONTAINER_ITEMS,
-        page_checksum_verification=True,
-        arrow_extensions_enabled=False,
-    )
+    try:
+        return pq.ParquetFile(
+            stream,
+            metadata=metadata,
+            read_dictionary=list(as_dictionary) or None,
+            buffer_size=1 << 16,  # stream pages instead of holding whole column chunks
+            pre_buffer=False,
+            thrift_string_size_limit=THRIFT_STRING_BYTES,
+            thrift_container_size_limit=THRIFT_CONTAINER_ITEMS,
+            page_checksum_verification=True,
+            arrow_extensions_enabled=False,
+        )
+    except pa.ArrowNotImplementedError as error:
+        if metadata is None:
+            with contextlib.suppress(pa.ArrowNotImplementedError):
+                return open_parquet(stream, _without_wide_integers(stream), as_dictionary)
+        raise ValueError(f"{damage_of(error)}; without such columns, write it again") from error
+
+
+def _without_wide_integers(stream: pa.NativeFile) -> pq.FileMetaData:
+    """Return a footer whose schema of Arrow has integers of 64 bits in place of 128.
+
+    Arrow reads no schema with polars' Int128. The columns are then what Parquet has them as: bytes.
+    """
+
+    def narrowed(found: re.Match[bytes]) -> bytes:
+        schema = bytearray(base64.b64decode(found[2]))
+        for width in re.finditer(rb"\x80\0\0\0", bytes(schema)):
+            table = width.start() - 4
+            fields = table - int.from_bytes(schema[table : table + 4], "little", signed=True)
+            if bytes(schema[fields : fields + 2] + schema[fields + 4 : fields + 6]) == _SIGNED_INTEGER:
+                schema[width.start()] = 64
+        return found[1] + base64.b64encode(schema)
+
+    stream.seek(stream.size() - 8)
+    length = int.from_bytes(stream.read(4), "little")
+    stream.seek(stream.size() - 8 - length)
+    footer = _ARROW_SCHEMA.sub(narrowed, stream.read())
+    return pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
 
 
 def leaves_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> tuple[Leaf, ...]:

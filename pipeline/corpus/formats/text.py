@@ -84,13 +84,13 @@ _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
 
 
 class Document(NamedTuple):
-    """A file that was read; ``values`` are its further columns. The text of one that is too large is bytes.
+    """A file that was read; ``values`` are its further columns.
 
     An empty title stands for the name of the file, an empty encoding for one that is no guess.
     """
 
     title: str
-    text: str | bytes
+    text: str
     values: Mapping[str, Any] = {}
     encoding: str = ""
 
@@ -144,7 +144,7 @@ class TextFormat(DocumentFormat):
             raw = stream.read(config.max_document_bytes + 1)
         other = other_kind(raw, file.suffix, self.kinds)
         is_read = other is None and len(raw) <= config.max_document_bytes
-        read = self.document(file, raw) if is_read else Document("", raw)
+        read = self.document(file, raw) if is_read else Document("", "?" * len(raw))
         yield read.rows(file, types, config, [other and f"{Reason.DAMAGED_DOCUMENT} {other}"])
 
 

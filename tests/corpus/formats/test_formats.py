@@ -11,6 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -123,6 +124,7 @@ def test_values_of_several_kinds_become_texts_and_objects_are_left_out(tmp_path:
     mixed = f"as in {tmp_path}/a.jsonl: all are kept as texts, and filters compare them as such"
     assert scan.warnings == (
         f"column 'code' holds numbers and texts, {mixed}",
+        f"column 'tags' holds numbers and texts, {mixed}",
         f"values of column 'tags' in {tmp_path}/a.jsonl are left out: {why}",
         f"column 'big' holds booleans and integers beyond 64 bits, {mixed}",
         f"column 'deep' of {tmp_path}/a.jsonl cannot be stored: {why}; it is left out",
@@ -818,6 +820,29 @@ def test_numbers_of_an_unknown_extension_are_left_out_and_an_index_in_metadata_a
         SchemaError, match=r"pandas keeps beside the columns: write `frame.reset_index\(\)`, or"
     ):
         scan_sources([str(tmp_path)], CorpusConfig())
+
+
+def test_a_column_of_polars_wide_integers_is_left_out_and_unsigned_ones_are_told_of(tmp_path: Path) -> None:
+    wide = pl.Series([5, 2**80], dtype=pl.Int128)
+    others = {
+        "list": pl.Series([[5], None], dtype=pl.List(pl.Int128)),
+        "array": pl.Series([[0.5] * 128] * 2, dtype=pl.Array(pl.Float32, 128)),
+        "hours": pl.Series([1, 2], dtype=pl.Duration),
+    }
+    frame = pl.DataFrame({"id": ["a", "b"], "text": ["x", "y"], "wide": wide, **others, "n": [1, 2]})
+    frame.write_parquet(tmp_path / "a.parquet")
+    rows, rejected = read(tmp_path)
+    assert [(row["doc_id"], row["n"], row["array"]) for row in rows] == [
+        ("a", 1, [0.5] * 128),
+        ("b", 2, [0.5] * 128),
+    ]
+    assert rejected == []
+    assert rows[0].keys().isdisjoint(("wide", "list", "hours"))
+    told = " ".join(scan_sources([str(tmp_path)], CorpusConfig()).warnings)
+    assert all(f"column {name!r} of" in told for name in ("wide", "list", "hours"))
+    frame.with_columns(wide.cast(pl.UInt128)).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match="64 bits not implemented; without such columns, write it again"):
+        read(tmp_path)
 
 
 def test_a_document_with_damaged_characters_is_told_of(tmp_path: Path) -> None:

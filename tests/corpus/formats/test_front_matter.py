@@ -216,7 +216,7 @@ def test_broken_yaml_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
     broken = "---\ntitle: a: b\n# comment\n---\n# Head\n"
     write(tmp_path, a=broken, b=broken, c="---\nmeta: {a: 1}\nempty:\nno: []\n---\nx", d="---\nx: 1\n---\n\n")
     scan = scan_sources([str(tmp_path)], CorpusConfig())
-    first, second = scan.warnings
+    first, second, third = scan.warnings
     assert first == (
         f"the front matter of {tmp_path}/a.md and of 1 more cannot be read and was left in the text: "
         "line 2: mapping values are not allowed here; put a value with a colon into quotes"
@@ -225,6 +225,8 @@ def test_broken_yaml_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
         f"column 'meta' of {tmp_path}/c.md cannot be stored: it holds objects or nested lists, or "
         "aliases; it is left out"
     )
+    where = f"column 'no' of {tmp_path}/c.md"
+    assert third == f"{where} cannot be stored: all of its lists are empty; it is left out"
     rows, rejected = read(tmp_path)
     assert [(row["doc_id"], row["text"]) for row in rows] == [
         ("a.md", broken),
