@@ -298,10 +298,6 @@ class PairObjective:
         )
         return Score(measures=scores, value=scores["heldout_ndcg_at_10"])
 
-    def save(self, folder: Path) -> None:
-        """See :class:`Objective`."""
-        self.folder.save(folder, self.model)
-
     def _served_context(self) -> Rows | None:
         """Lay out a context as a collection of all sources would draw it, the same one for every score."""
         config = self.config

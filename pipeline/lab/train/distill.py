@@ -130,10 +130,6 @@ class FollowedTexts:
         score = float(torch.cat(cosines).mean())
         return Score(measures={"heldout_cosine": score}, value=score)
 
-    def save(self, folder: Path) -> None:
-        """See :class:`Objective`."""
-        self.folder.save(folder, self.model)
-
     def _packed(self, texts: Int64[np.ndarray, " B"]) -> Rows:
         rows = [self.rows[text] for text in texts.tolist()]
         lengths_B = np.array(list(map(len, rows)), np.int64)

@@ -329,10 +329,6 @@ class FollowedChunks:
         value -= self.config.question_weight * measures.get("heldout_ranking_own", 0.0)
         return Score(measures=measures, value=value)
 
-    def save(self, folder: Path) -> None:
-        """See :class:`Objective`."""
-        self.folder.save(folder, self.model)
-
     def landmarks(self, lesson: Lesson, kind: LeadKind = "own") -> Embedded:
         """Return the landmarks of a lesson's rows, and each token's distance from the base's."""
         parts = [embed(None) for embed in self._stages(lesson, kind)]

@@ -228,10 +228,6 @@ class MaskedText:
         loss = terms["mlm"]
         return Score(measures={"heldout_loss": loss, "heldout_terms": dict(terms)}, value=-loss)
 
-    def save(self, folder: Path) -> None:
-        """See :class:`Objective`."""
-        self.folder.save(folder, self.model)
-
     def _parts(self, plain: Rows, generator: np.random.Generator) -> Sequence[MaskedPart]:
         """Mask the rows and cut them into micro-batches."""
         hidden, scored = masked(plain, self.config.mask_share, self.vocabulary, generator)

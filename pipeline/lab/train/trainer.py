@@ -43,6 +43,7 @@ from cairn.pipeline.errors import (
     ModelError,
     TryAgainError,
 )
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder
 from cairn.pipeline.lab.train.settings import RunConfig
 from cairn.pipeline.model.engine.precision import default_device, resolve_precision
 from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
@@ -98,8 +99,13 @@ class Objective(Protocol):
     """What a run trains, and on what."""
 
     @property
-    def model(self) -> nn.Module:
+    def model(self) -> LandmarkEncoder:
         """Return what is trained: its parameters that require a gradient, and its buffers."""
+        ...
+
+    @property
+    def folder(self) -> EncoderFolder:
+        """Return what the model is saved with."""
         ...
 
     def batch(self, step: int) -> Batch:
@@ -108,10 +114,6 @@ class Objective(Protocol):
 
     def score(self) -> Score | None:
         """Score the model, None where nothing is held out."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write the model; a reader of the folder sees the one before or this one."""
         ...
 
 
@@ -201,7 +203,7 @@ class Trainer:
                     "given; run the same command again to go on"
                 )
         seconds = max(time.monotonic() - started, 1e-9)
-        self.objective.save(self.folder / "model")
+        self.objective.folder.save(self.folder / "model", self.objective.model)
         return RunReport(
             folder=str(self.folder),
             counts=counts,
@@ -263,12 +265,12 @@ class Trainer:
         log.append({"step": state.step, **score.measures})
         if self.scorer is not None or not _is_better(score.value, state):
             return state
-        self.objective.save(self.folder / "best")
+        self.objective.folder.save(self.folder / "best", self.objective.model)
         return replace(state, best_score=score.value, best_step=state.step)
 
     def _dev_scored(self, scorer: ModelScorer, state: RunState, log: TrainingLog) -> RunState:
         started, candidate = time.monotonic(), self.folder / "candidate"
-        self.objective.save(candidate)
+        self.objective.folder.save(candidate, self.objective.model)
         scores = scorer.score(candidate)
         by_measure = {f"dev/{name}": value for name, value in scores.by_measure.items()}
         said = {"step": state.step, "dev_score": scores.mean, **by_measure}

@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+
+from tests.lab.evaluate.conftest import write_set
 
 SMALL = {
     "train": "pairs.jsonl --base {model} --batch-pairs 6 --context-documents 3 --matryoshka-dims 8,32",
@@ -55,11 +55,8 @@ def test_verb_leaves_a_model_reports_and_does_not_train_it_again(start: Any, ver
         ("train", "--negatives own", "pairs must have negatives"),
         ("train", "--dev-every 5", "dev_every must go with dev sets, got none; name them with --dev"),
         ("train", "absent", "does not exist"),
-        (
-            "pretrain",
-            "--language-smoothing 0.7",
-            "must go with texts of several languages",
-        ),
+        ("train", "--documents absent", "does not exist"),
+        ("pretrain", "--language-smoothing 0.7", "must go with texts of several languages"),
         ("pretrain", "absent", "does not exist"),
     ],
 )
@@ -71,22 +68,18 @@ def test_mistakes_end_in_a_sentence_and_leave_no_folder(
     assert not (tmp_path / "run").exists()
 
 
-def dev_set(folder: Path, name: str, unknown: int = 0) -> Path:
-    folder = folder / name
-    folder.mkdir()
-    texts = ["the cat sat on the mat", "old stone on the path a0", "a river"]
-    pq.write_table(pa.table({"id": ["1", "2", "3"], "text": texts}), folder / "corpus.parquet")
-    pq.write_table(pa.table({"id": ["q"], "text": ["where sat the cat"]}), folder / "queries.parquet")
+def dev_set(folder: Path, unknown: int = 0) -> Path:
+    texts = ("the cat sat on the mat", "old stone on the path a0", "a river")
+    documents = [{"id": str(number), "text": text} for number, text in enumerate(texts, 1)]
     qrels = [{"query_id": "q", "doc_id": "1", "score": 1}]
     qrels += [{"query_id": "nobody", "doc_id": "nobody", "score": 1}] * unknown
-    pq.write_table(pa.Table.from_pylist(qrels), folder / "qrels.parquet")
-    return folder
+    return write_set(folder, documents, [{"id": "q", "text": "where sat the cat"}], qrels)
 
 
 def test_dev_sets_are_scored_kept_out_of_the_data_and_what_they_cannot_use_is_counted(
     start: Any, tmp_path: Path
 ):
-    dev = [word for name in ("one", "two") for word in ("--dev", str(dev_set(tmp_path, name, name == "two")))]
+    dev = ["--dev", str(dev_set(tmp_path / "one")), "--dev", str(dev_set(tmp_path / "two", unknown=1))]
     code, out, err = start("train", "--json", "--dev-every", "1", *dev)
     report = json.loads(out)
     assert code == 0

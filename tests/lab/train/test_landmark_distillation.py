@@ -231,7 +231,7 @@ def test_the_saved_model_is_served_with_the_vectors_of_training(
         for parameter in objective.model.parameters():
             if parameter.requires_grad:
                 parameter += 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-    objective.save(tmp_path / "model")
+    objective.folder.save(tmp_path / "model", objective.model)
     lesson = objective.lesson(objective.windows, None)
     with torch.no_grad():
         trained_MD, _ = objective.landmarks(lesson)
@@ -248,7 +248,7 @@ def test_a_document_is_served_with_the_vectors_that_training_has_behind_its_firs
 ):
     windows = document()[:4]
     objective = make_objective(windows, document_context=most)
-    objective.save(tmp_path / "model")
+    objective.folder.save(tmp_path / "model", objective.model)
     lesson = objective.lesson(windows, None)
     with torch.no_grad():
         trained, foreign, alone = (objective.landmarks(lesson, kind)[0] for kind in get_args(LeadKind))
