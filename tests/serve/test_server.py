@@ -188,8 +188,7 @@ def test_connection_of_who_does_not_read_is_closed(serve_real, monkeypatch):
         assert len(answered(idle)) < num_bytes
 
 
-def test_too_many_connections_keep_no_health_check_out(connect, monkeypatch):
-    monkeypatch.setattr(server, "HEAD_SECONDS", 300.0)
+def test_too_many_connections_keep_no_health_check_out(connect):
     idle = [connect(), connect()]
     refused, health = connect(), connect()
     health.sendall(HEAD.replace(b"/v1/collections", b"/healthz"))
@@ -249,8 +248,10 @@ def answer(connection):
 
 @pytest.fixture
 def connect(serve_real, monkeypatch):
-    """Return what connects to a server that takes two connections."""
+    """Return what connects to a server that takes two connections, and closes none for its silence."""
     monkeypatch.setattr(server, "CONNECTIONS_A_REQUEST", 2)
+    for name in ("HEAD_SECONDS", "KEEP_ALIVE_SECONDS"):
+        monkeypatch.setattr(server, name, 300)
     return serve_real(max_requests=1)
 
 
