@@ -32,7 +32,6 @@ from cairn.pipeline.model.folders.model_types import (
     STATIC,
     is_cde,
     is_run_by_transformers,
-    model_type_named,
 )
 from cairn.pipeline.model.folders.names import (
     MODEL_NAMES,
@@ -223,4 +222,9 @@ def _require_openvino(device: torch.device) -> None:
 
 def reader_of(model_type: object) -> Callable[..., Transformer]:
     """Return a family's reader: of a checkpoint, with ``dtype``, ``device``, of decoders ``is_causal``."""
-    return resolve_name(model_type_named(model_type).reader)
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
+        raise ModelError(
+            f"model_type must be one of {', '.join(MODEL_TYPES)}, got {model_type!r}; choose a model of "
+            "these families"
+        )
+    return resolve_name(MODEL_TYPES[model_type].reader)

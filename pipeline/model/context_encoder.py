@@ -16,7 +16,6 @@ from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.document_encoder import embed_chunks
 from cairn.pipeline.model.engine.backbone import Backbone
-from cairn.pipeline.model.folders.model_defaults import CONTEXT_POOLING
 from cairn.pipeline.model.landmarks import Chunks, lay_out
 from jaxtyping import Float32
 from tokenizers import Encoding, Tokenizer
@@ -64,7 +63,7 @@ class ContextEncoder:
             weights=backbone.weights_fingerprint,
             temperature=float(temperature),
             max_tokens=max_tokens,
-            pooling=CONTEXT_POOLING,
+            pooling="mean",
             **({"prefix": prefix} if prefix else {}),
         )
 
@@ -100,6 +99,6 @@ class ContextEncoder:
             attention="chunk",
             cls_id=self._backbone.cls_id,
             landmark_id=self._backbone.landmark_id,
-            pooling=CONTEXT_POOLING,
+            pooling="mean",
         )
         return embed_chunks(self._backbone, rows, batch_tokens=BATCH_TOKENS, temperature=self._temperature)

@@ -41,10 +41,8 @@ class StaticBackbone(Backbone):
         table_VD = _table(checkpoint.tensors).to(device)
         landmark_D = LANDMARK_SCALE * table_VD.mean(dim=0)
         self._table_XD = torch.cat([table_VD, landmark_D[None]])
-        self.tokenizer, self.config = checkpoint.tokenizer, checkpoint.config
-        self.cls_id, self.pad_id, self.landmark_id = None, 0, len(table_VD)
-        self.weights_fingerprint, self.own_tensors = checkpoint.fingerprint, {}
-        self.dtype, self.device = torch.float32, device
+        super().__init__(checkpoint, torch.float32, device)
+        self.landmark_id = len(table_VD)
         self.model_dim = self.context_dim = int(table_VD.shape[1])
         self.max_positions = MAX_POSITIONS
         self.num_embeddings = len(table_VD)

@@ -39,12 +39,8 @@ class TransformersBackbone(Backbone):
     lacks = LACKED_BY_TRANSFORMERS
 
     def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.tokenizer, self.config = checkpoint.tokenizer, checkpoint.config
-        self.cls_id, self.landmark_id = checkpoint.cls_id, checkpoint.landmark_id
-        self.pad_id = checkpoint.pad_id
-        self.weights_fingerprint, self.own_tensors = checkpoint.fingerprint, checkpoint.own_tensors
-        self.dtype = torch.float32 if self._type in _FP32_ALONE else dtype
-        self.device = device
+        is_fp32_alone = checkpoint.config.get("model_type") in _FP32_ALONE
+        super().__init__(checkpoint, torch.float32 if is_fp32_alone else dtype, device)
         _require_frame(checkpoint)
         self._model = load_model(checkpoint, self.dtype).to(device)
         self.max_positions = max_positions(self._model, checkpoint)
@@ -54,14 +50,10 @@ class TransformersBackbone(Backbone):
             states_BTD = self.hidden_states(np.array([[self.landmark_id]]), np.array([1]))
         except Exception as error:
             raise ModelError(
-                f"a model of type {self._type} must turn token ids into states, got {type(error).__name__} "
-                "from transformers; choose a text encoder"
+                f"a model of type {self.config.get('model_type')} must turn token ids into states, got "
+                f"{type(error).__name__} from transformers; choose a text encoder"
             ) from error
         self.model_dim = self.context_dim = int(states_BTD.shape[2])
-
-    @property
-    def _type(self) -> object:
-        return self.config.get("model_type")
 
     @property
     def num_embeddings(self) -> int:

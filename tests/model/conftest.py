@@ -170,6 +170,19 @@ def make_decoder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
+def make_nv_embed(make_decoder: Callable[..., Path]) -> Callable[[], Path]:
+    """Return a writer of Mistrals as NV-Embed publishes them: below a prefix, their configuration inside."""
+
+    def make() -> Path:
+        folder = make_decoder("mistral", prefix="embedding_model.")
+        inner = json.loads((folder / "config.json").read_text()) | {"model_type": "bidir_mistral"}
+        (folder / "config.json").write_text(json.dumps({"model_type": "nvembed", "text_config": inner}))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def make_gte(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return a writer of GTEs of two layers in the published layout.
 

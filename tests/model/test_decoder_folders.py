@@ -25,17 +25,8 @@ from tests.model.published import LENGTHS, load, published, published_hidden, ra
 
 
 @pytest.fixture
-def nv_embed_folder(make_decoder: Callable[..., Path]) -> Path:
-    """A Mistral as NV-Embed publishes it: below a prefix, its configuration inside another."""
-    folder = make_decoder("mistral", prefix="embedding_model.")
-    inner = json.loads((folder / "config.json").read_text()) | {"model_type": "bidir_mistral"}
-    outer = {
-        "model_type": "nvembed",
-        "text_config": inner,
-        "latent_attention_config": {"model_type": "latent_attention"},
-    }
-    (folder / "config.json").write_text(json.dumps(outer))
-    return folder
+def nv_embed_folder(make_nv_embed: Callable[[], Path]) -> Path:
+    return make_nv_embed()
 
 
 @pytest.mark.parametrize("num_layers", [None, 1])
@@ -58,7 +49,7 @@ def nv_embed_with_latents(
     tensors = load_file(nv_embed_folder / "model.safetensors") | latent_block(32, 2, 16)
     save_file(tensors, nv_embed_folder / "model.safetensors")
     config = json.loads((nv_embed_folder / "config.json").read_text())
-    config["latent_attention_config"]["num_cross_heads"] = 2
+    config["latent_attention_config"] = {"model_type": "latent_attention", "num_cross_heads": 2}
     (nv_embed_folder / "config.json").write_text(json.dumps(config))
     return nv_embed_folder
 

@@ -68,6 +68,7 @@ def family_folder(
     make_nomic_bert: Callable[..., Path],
     make_gte: Callable[..., Path],
     make_decoder: Callable[..., Path],
+    make_nv_embed: Callable[[], Path],
     make_cde: Callable[..., Path],
     make_family: Callable[[str], Path],
     latent_block: Callable[..., Mapping[str, torch.Tensor]],
@@ -84,11 +85,6 @@ def family_folder(
                 json.dumps(json.loads((folder / "config.json").read_text()) | changes)
             )
             return folder
-        if family == "nvembed":
-            folder = make_decoder("mistral", prefix="embedding_model.")
-            inner = json.loads((folder / "config.json").read_text()) | {"model_type": "bidir_mistral"}
-            (folder / "config.json").write_text(json.dumps({"model_type": family, "text_config": inner}))
-            return folder
         if family == "m3bert":
             return _write_m3bert(tiny_model_folder, tmp_path_factory.mktemp("m3bert") / "model")
         makers: dict[str, Callable[[], Path]] = {
@@ -99,6 +95,7 @@ def family_folder(
                 )
                 for name in ("mpnet", "distilbert", "electra")
             },
+            "nvembed": make_nv_embed,
             "nomic_bert": make_nomic_bert,
             "new": make_gte,
             "gte": lambda: make_gte(model_type="gte"),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.engine.projection import Projection
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
 
@@ -55,6 +56,13 @@ class Backbone(ABC):
     takes_document_prefix: bool = False
     of_queries: Backbone | None = None
     lacks: tuple[str, ...] = ()
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+        self.tokenizer, self.config = checkpoint.tokenizer, checkpoint.config
+        self.cls_id, self.landmark_id = checkpoint.cls_id, checkpoint.landmark_id
+        self.pad_id = checkpoint.pad_id
+        self.weights_fingerprint, self.own_tensors = checkpoint.fingerprint, checkpoint.own_tensors
+        self.dtype, self.device = dtype, device
 
     @property
     def embedding_dim(self) -> int:

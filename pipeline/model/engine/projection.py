@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import torch
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.engine.weights import require_floats
+from cairn.pipeline.model.folders.checkpoint import read_tensors
 from cairn.pipeline.model.folders.sentence_transformers_folder import (
     QUANTIZER,
     WEIGHTLESS,
-    WEIGHTS_NAME,
     Step,
     module_weights,
 )
 from jaxtyping import Float32
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch.nn import functional
 
 NORM_EPS: Final = 1e-5
@@ -88,7 +85,8 @@ def read_projection(steps: Sequence[Step], input_dim: int, device: torch.device)
     layers: list[ProjectionLayer] = []
     dim = input_dim
     for step in steps:
-        layers.append(_layer(step, {} if step.kind in WEIGHTLESS else _read(step.folder, device), dim))
+        tensors = {} if step.kind in WEIGHTLESS else read_tensors(module_weights(step.folder))
+        layers.append(_layer(step, {name: each.to(device) for name, each in tensors.items()}, dim))
         dim = layers[-1].weight.shape[0] if step.kind == "Dense" else dim
     return Projection(layers=tuple(layers), output_dim=dim)
 
@@ -104,12 +102,6 @@ def _layer(step: Step, tensors: Mapping[str, torch.Tensor], dim: int) -> Project
         )
     shape = tensors["linear.weight"].shape if "linear.weight" in tensors else (0, dim)
     out_dim = shape[0]
-    for name, found in zip(("out_features", "in_features"), shape, strict=False):
-        if step.config.get(name, found) != found:
-            raise ModelError(
-                f"{name} of the model's {step.folder.name} must be the {found} of its weights, got "
-                f"{step.config[name]!r}; fetch the model again"
-            )
     adds_input = bool(step.config.get("use_residual", False))
     return ProjectionLayer(
         kind=_activation(step),
@@ -141,13 +133,3 @@ def _tensor(step: Step, tensors: Mapping[str, torch.Tensor], name: str, *shape: 
             "model again"
         )
     return require_floats(f"{name} of {step.folder.name}", tensor).float()
-
-
-def _read(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(module_weights(folder), device=str(device))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(
-            f"{folder.name}/{WEIGHTS_NAME} must be a whole safetensors file, got a damaged one "
-            f"({error}); fetch the model again"
-        ) from error

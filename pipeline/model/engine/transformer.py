@@ -76,14 +76,7 @@ class Transformer(Backbone):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.tokenizer = checkpoint.tokenizer
-        self.cls_id, self.landmark_id = checkpoint.cls_id, checkpoint.landmark_id
-        self.pad_id = checkpoint.pad_id
-        self.weights_fingerprint = checkpoint.fingerprint
-        self.config = checkpoint.config
-        self.own_tensors = checkpoint.own_tensors
-        self.device = device
-        self.dtype = dtype
+        super().__init__(checkpoint, dtype, device)
         self.model_dim = self.context_dim = int(embedding.tokens_VD.shape[1])
         self.max_positions = shape.max_positions
         self.embedding = embedding

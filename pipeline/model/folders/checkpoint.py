@@ -141,10 +141,10 @@ def read_checkpoint(
     weights_sha256 = _sha256_of(weights_paths)
     stored: dict[str, torch.Tensor] = {}
     for path in weights_paths:
-        stored |= _read_tensors(path)
+        stored |= read_tensors(path)
     added: dict[str, Any] = {}
     if extra_path.is_file():
-        stored |= _read_tensors(extra_path)
+        stored |= read_tensors(extra_path)
         added["extra"] = durable.sha256_of_file(extra_path)
     if modules.steps:
         added["steps"] = steps_fingerprint(modules.steps)
@@ -277,7 +277,7 @@ def weights_in_memory() -> Generator[None]:
         _COPIES_KEPT.reset(token)
 
 
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read a file of weights so that matrices leave memory once they are packed and let go.
 
     They are mapped together. What may stay as it lies in the file does not keep that mapping: embeddings

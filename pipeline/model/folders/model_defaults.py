@@ -54,9 +54,6 @@ from cairn.pipeline.poolings import POOLING_RULES, PREFIX_POOLINGS
 CAIRN_SETTINGS_NAME: Final = "cairn_config.json"
 CAIRN_FORMAT: Final = 1
 _OF_CONTEXT: Final = ("context_documents", "max_document_tokens")
-CONTEXT_POOLING: Final = "mean"
-"""How a first stage pools the tokens of a context document."""
-
 LATE_CHUNKING_TOKENS: Final = 8_192
 """Tokens of a document that a model for late chunking reads together, though it has positions for more.
 
@@ -286,13 +283,11 @@ def base_of_folder(folder: Path) -> Base | None:
 
 def settings_of_a_folder(config: EncoderConfig, context: ContextConfig | None = None) -> dict[str, Any]:
     """Return what ``cairn_config.json`` holds of these settings, and of the context of training."""
-    trained: dict[str, Any] = {}
-    if context is not None:
-        trained = {name: getattr(context, name) for name in _OF_CONTEXT} | {"pooling": CONTEXT_POOLING}
+    trained = {} if context is None else {"context": {name: getattr(context, name) for name in _OF_CONTEXT}}
     return {
         "format": CAIRN_FORMAT,
         "encoder": {name: value for name, value in asdict(config).items() if name not in MACHINE_SETTINGS},
-        **({"context": trained} if trained else {}),
+        **trained,
     }
 
 
@@ -309,7 +304,6 @@ def context_defaults(model: str) -> dict[str, Any]:
         return {**NO_CONTEXT}
     stored: Any = read_json_if_any(model_folder(model) / CAIRN_SETTINGS_NAME).get("context", {})
     try:
-        pooling = stored.get("pooling", CONTEXT_POOLING)
         stored = {name: stored[name] for name in (_OF_CONTEXT if stored else ())}
         ContextConfig(**stored)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -317,11 +311,6 @@ def context_defaults(model: str) -> dict[str, Any]:
             f"context in {CAIRN_SETTINGS_NAME} of the model must hold {' and '.join(_OF_CONTEXT)}, got "
             f"others ({error}); save the model again"
         ) from error
-    if pooling != CONTEXT_POOLING:
-        raise ModelError(
-            f"the pooling of context documents in {CAIRN_SETTINGS_NAME} of the model must be "
-            f"{CONTEXT_POOLING}, got {pooling!r}; update Cairn"
-        )
     return stored
 
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cairn.pipeline.errors import ModelError
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelType:
@@ -79,16 +77,6 @@ def is_run_by_transformers(config: Mapping[str, Any]) -> bool:
     """Say whether a config.json names a type that the engine has no family for."""
     model_type = config.get("model_type")
     return isinstance(model_type, str) and model_type not in MODEL_TYPES and not is_cde(config)
-
-
-def model_type_named(name: object) -> ModelType:
-    """Return what is known of a model type; an unknown one raises :class:`ModelError`."""
-    if not isinstance(name, str) or name not in MODEL_TYPES:
-        raise ModelError(
-            f"model_type must be one of {', '.join(MODEL_TYPES)}, got {name!r}; choose a model of these "
-            "families"
-        )
-    return MODEL_TYPES[name]
 
 
 QUERY_PREFIX: Final = "search_query: "

@@ -407,34 +407,12 @@ def test_context_larger_than_that_of_training_is_said_in_one_sentence(trained):
     assert settings_warnings(replace(encoder, use_context=False), larger) == ()
 
 
-def with_context(folder: Path, context: object) -> str:
-    path = folder / "cairn_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "context": context}))
-    return str(folder)
-
-
-def test_pooling_of_context_documents_stands_in_the_folder_and_is_the_mean_without(trained):
-    brought = json.loads((trained / "cairn_config.json").read_text())["context"]
-    assert brought.pop("pooling") == "mean"
-    assert context_config(with_context(trained, brought), {}).context_documents == 64
-
-
-@pytest.mark.parametrize(
-    ("context", "sentence"),
-    [
-        (
-            {"context_documents": 64, "max_document_tokens": 12, "pooling": "max"},
-            "must be mean, got 'max'; update Cairn",
-        ),
-        *(
-            (context, "must hold context_documents and max_document_tokens, got others")
-            for context in ({"context_documents": 0, "max_document_tokens": 3}, {"other": 1}, 5)
-        ),
-    ],
-)
-def test_context_of_a_folder_that_is_none_is_refused(trained, context, sentence):
-    with pytest.raises(ModelError, match=sentence):
-        context_config(with_context(trained, context), {})
+@pytest.mark.parametrize("content", [{"context_documents": 0, "max_document_tokens": 3}, {"other": 1}, 5])
+def test_context_of_a_folder_that_is_none_is_refused(trained, content):
+    path = trained / "cairn_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "context": content}))
+    with pytest.raises(ModelError, match="must hold context_documents and max_document_tokens, got others"):
+        context_config(str(trained), {})
 
 
 def test_context_from_source_is_drawn_from_all_documents_of_the_batch_s_source(tiny_model_folder, make_pairs):

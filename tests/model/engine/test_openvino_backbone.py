@@ -87,23 +87,20 @@ def _load(settings, **more):
     return load_backbone(EncoderConfig(**({"precision": "fp32", "backend": "openvino"} | settings | more)))
 
 
-@pytest.mark.parametrize("lengths", [LENGTHS, SHORT], ids=["padded", "equal"])
-def test_hidden_states_of_every_family_equal_those_of_torch(settings, lengths):
+CONTEXT = np.random.default_rng(1).normal(size=(5, 32)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "context", "temperature"),
+    [(LENGTHS, None, 1.0), (SHORT, None, 1.0), (LENGTHS, CONTEXT, 0.6)],
+    ids=["padded", "equal", "context"],
+)
+def test_hidden_states_of_every_family_equal_those_of_torch(settings, lengths, context, temperature):
     ours, theirs = _load(settings), _load(settings, backend="torch")
     ids = random_ids(theirs, lengths)
     assert isinstance(ours, OpenVinoTransformer)
-    assert worst(ours.hidden_states(ids, lengths), theirs.hidden_states(ids, lengths), lengths) <= 1e-4
-
-
-def test_hidden_states_under_context_and_temperature_equal_those_of_torch(settings):
-    ours, theirs = _load(settings), _load(settings, backend="torch")
-    ids, context = (
-        random_ids(theirs, LENGTHS),
-        np.random.default_rng(1).normal(size=(5, theirs.context_dim)).astype(np.float32),
-    )
-    plain, sharp = (theirs.hidden_states(ids, LENGTHS, context, temperature) for temperature in (1.0, 0.6))
-    assert worst(plain, sharp, LENGTHS) > 1e-3
-    assert worst(ours.hidden_states(ids, LENGTHS, context, 0.6), sharp, LENGTHS) <= 1e-4
+    found, expected = (each.hidden_states(ids, lengths, context, temperature) for each in (ours, theirs))
+    assert worst(found, expected, lengths) <= 1e-4
 
 
 @pytest.mark.parametrize(

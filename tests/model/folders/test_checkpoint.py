@@ -9,7 +9,7 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.folders.checkpoint import _read_tensors, read_checkpoint, weights_in_memory
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint, read_tensors, weights_in_memory
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -249,9 +249,9 @@ def test_load_model_of_another_kind_is_refused(folder, change, sentence):
 def test_weights_in_memory_do_not_change_with_their_file(tmp_path, name):
     path = tmp_path / name
     save_file({"embeddings": torch.ones(200, 200)}, path)
-    mapped = _read_tensors(path)["embeddings"]
+    mapped = read_tensors(path)["embeddings"]
     with weights_in_memory():
-        copied = _read_tensors(path)["embeddings"]
+        copied = read_tensors(path)["embeddings"]
     with path.open("r+b") as file:
         file.seek(-4 * 40_000, 2)
         file.write(bytes(4 * 40_000))

@@ -17,7 +17,7 @@ from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from tests.model.published import LENGTHS, load, published, published_hidden, random_ids, worst
 
 IDS = np.array([2, 9, 11, 7, 30, 31, 12, 8, 40, 15, 22, 3])
-FAMILIES = ["bert", "modernbert", "nomic_bert", "gte", "mistral", "qwen3"]
+FAMILIES = ["bert", "mpnet", "modernbert", "nomic_bert", "gte", "mistral", "qwen3"]
 
 
 @pytest.fixture
@@ -27,9 +27,11 @@ def folder_of(
     make_nomic_bert: Callable[..., Path],
     make_gte: Callable[..., Path],
     make_decoder: Callable[..., Path],
+    make_family: Callable[[str], Path],
 ) -> Callable[[str], Path]:
     makers: dict[str, Callable[[], Path]] = {
         "bert": lambda: tiny_model_folder,
+        "mpnet": lambda: make_family("mpnet"),
         "modernbert": make_modernbert,
         "nomic_bert": make_nomic_bert,
         "gte": make_gte,
