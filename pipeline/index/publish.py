@@ -15,7 +15,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,19 +103,17 @@ class GenerationFacts:
         folder = layout.generation_folder(manifest.generation)
         # Without its codebook a collection is served without token vectors.
         lost = {name for name, _ in check_generation_files(layout, manifest, names=[LATE_NAME])}
-        return cls(
-            run_id=run_id,
-            side_files={
-                name: folder / name for name in SIDE_FILES if name in manifest.files and name not in lost
-            },
-            fingerprints=manifest.fingerprints,
-            settings=manifest.settings,
-            context_documents=manifest.context_documents,
-            context_cluster_sizes=manifest.context_cluster_sizes,
-            documents_at_context=manifest.documents_at_context,
-            encode_tokens_per_second=manifest.encode_tokens_per_second,
-            sources=manifest.sources,
-        )
+        side_files = {
+            name: folder / name for name in SIDE_FILES if name in manifest.files and name not in lost
+        }
+        told: dict[str, Any] = {**_told(manifest), "run_id": run_id}
+        return cls(side_files=side_files, **told)
+
+
+def _told(source: GenerationFacts | Manifest) -> dict[str, Any]:
+    """Return what facts and the manifest say alike."""
+    names = [each.name for each in fields(GenerationFacts) if each.name != "side_files"]
+    return {name: getattr(source, name) for name in names}
 
 
 @returning_freed_memory()
@@ -231,7 +229,6 @@ def _write_manifest(
         collection=layout.name,
         generation=number,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        run_id=facts.run_id,
         lance_versions=versions,
         lance_files=lance_files,
         documents=sum(record.live_documents for record in segments),
@@ -239,16 +236,10 @@ def _write_manifest(
         tokens=tokens,
         vector_dim=vector_dim,
         files=files,
-        fingerprints=dict(facts.fingerprints),
-        settings=dict(facts.settings),
         segments=segments,
         languages=dict(sum((Counter(record.languages) for record in segments), Counter())),
-        context_documents=facts.context_documents,
-        context_cluster_sizes=tuple(facts.context_cluster_sizes),
-        documents_at_context=facts.documents_at_context,
-        encode_tokens_per_second=facts.encode_tokens_per_second,
-        sources=tuple(facts.sources),
         partitions=partitions,
+        **_told(facts),
     )
     manifest.write(folder)
     commit_point("manifest-written")

@@ -25,19 +25,6 @@ def test_generation_vectors_are_those_of_their_positions(generation: Generation)
     assert np.array_equal(generation.documents.search(vectors, 5)[1], nearest(vectors, vectors, 5))
 
 
-def test_generation_chunk_offsets_delimit_each_document(generation: Generation) -> None:
-    counts = [stones.num_chunks_of(doc_id) for doc_id in stones.document_ids(20)]
-    assert np.diff(generation.chunk_offsets).tolist() == counts
-    assert generation.chunk_documents.tolist() == np.repeat(np.arange(20), counts).tolist()
-
-
-def test_generation_chunks_cover_each_text(generation: Generation) -> None:
-    for position, doc_id in enumerate(stones.document_ids(20)):
-        first, last = generation.chunk_offsets[position], generation.chunk_offsets[position + 1]
-        assert generation.chunk_starts[first] == 0
-        assert generation.chunk_ends[last - 1] == len(stones.text_of(doc_id))
-
-
 def test_generation_arrays_are_views_of_the_mapped_files(generation: Generation) -> None:
     views = (
         generation.cluster_ids,

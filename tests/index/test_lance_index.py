@@ -135,14 +135,6 @@ def test_version_that_is_gone_is_refused(published: CollectionLayout) -> None:
         LanceTables.open(published, {DOCUMENTS: 99, CHUNKS: 99})
 
 
-def test_open_reads_metadata_and_dimension_from_the_tables(
-    tables: LanceTables, layout: CollectionLayout
-) -> None:
-    opened = LanceTables.open(layout, tables.versions())
-    assert opened.vector_dim == stones.VECTOR_DIM
-    assert opened.metadata_fields == stones.METADATA
-
-
 @pytest.mark.parametrize(
     ("metadata", "vector_dim", "column"),
     [

@@ -64,10 +64,6 @@ def test_list_collections_leaves_out_what_was_never_published(published: Collect
     assert list_collections(published.root) == ["stones"]
 
 
-def test_current_generation_number_without_any_generation_is_none(layout: CollectionLayout) -> None:
-    assert layout.current_generation_number() is None
-
-
 def test_command_names_a_root_that_is_not_the_default_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

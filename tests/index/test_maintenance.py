@@ -37,17 +37,6 @@ def test_delete_keeps_what_the_context_says(published: CollectionLayout) -> None
     assert after.context_cluster_sizes == before.context_cluster_sizes
 
 
-def test_compact_publishes_the_same_documents(published: CollectionLayout) -> None:
-    stones.publish_change(published, "n")
-    before = open_generation(published)
-    ids, spans = before.doc_ids.to_pylist(), before.chunk_ends.tolist()
-    manifest = compact_collection(published)
-    after = open_generation(published)
-    assert manifest.generation == 3
-    assert (after.doc_ids.to_pylist(), after.chunk_ends.tolist()) == (ids, spans)
-    assert verify_collection(published) == []
-
-
 def test_compaction_under_an_old_reader_leaves_it_its_generation(published: CollectionLayout) -> None:
     reader = open_generation(published)
     compact_collection(published)

@@ -7,9 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.line.build_index import build_index
@@ -17,20 +14,17 @@ from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.model.engine.transformer import Transformer
 
+from tests.small_ingests import text_of, write_rows
+
 WORDS = ("stone", "path", "hill", "river", "marks", "way", "cairn", "summit", "ridge", "valley", "snow")
 
 
 def corpus(path: Path, numbers: range) -> str:
-    rows = [
-        {
-            "id": f"doc-{number:03d}",
-            "title": f"{WORDS[number % len(WORDS)]} {number}",
-            "text": " ".join(np.random.default_rng(number).choice(WORDS, size=10 + 15 * (number % 5))),
-        }
-        for number in numbers
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return str(path)
+    texts = {number: text_of(number, 10 + 15 * (number % 5), WORDS) for number in numbers}
+    return write_rows(
+        path,
+        [{"id": f"doc-{each:03d}", "title": f"stone {each}", "text": text} for each, text in texts.items()],
+    )
 
 
 def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(
@@ -40,11 +34,8 @@ def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(
     plan = plan_index([source], root, "c", config)
     assert not root.exists()
     report = build_index([source], root, "c", config)
-    assert (plan["rows"], plan["indexed"], plan["quarantined"]) == (
-        report.rows,
-        report.indexed,
-        report.quarantined,
-    )
+    counted = ("rows", "indexed", "quarantined")
+    assert [plan[name] for name in counted] == [getattr(report, name) for name in counted]
     assert plan["estimated_tokens"] == report.tokens
     assert plan["estimated_encode_seconds"] > 0
     assert plan_index([source], root, "c", config)["unchanged"] == 9
@@ -65,12 +56,7 @@ def test_plan_of_new_documents_leaves_out_the_context_that_is_drawn_already(
     root: Path, tmp_path: Path, config: IngestConfig
 ) -> None:
     build_index([corpus(tmp_path / "a.parquet", range(9))], root, "c", config)
-    plan = plan_index(
-        [corpus(tmp_path / "b.parquet", range(9, 12))],
-        root,
-        "c",
-        config,
-    )
+    plan = plan_index([corpus(tmp_path / "b.parquet", range(9, 12))], root, "c", config)
     assert plan["estimated_tokens"] > 0
     assert plan["estimated_encode_seconds"] > 0
     assert plan["estimated_context_seconds"] == 0
