@@ -52,6 +52,11 @@ def ingest_rows(root, name, rows, model, **encoder):
     build_index([str(source)], root, name, settings(model, precision="fp32", **WINDOWS, **encoder))
 
 
+@pytest.fixture(scope="session")
+def anyio_backend():
+    return "asyncio"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def patience():
     """Let a busy machine take its time: what is timed on purpose is set in its own test."""

@@ -15,6 +15,7 @@ from cairn.pipeline.serve.batching import EncoderQueue
 from cairn.pipeline.serve.problems import ProblemError
 
 DIM = 4
+pytestmark = pytest.mark.anyio
 
 
 class Gate:
@@ -76,59 +77,53 @@ def problem_of(outcome):
     return outcome.kind.code
 
 
-def test_texts_that_gather_during_a_pass_share_the_next(queue, gate):
-    found = asyncio.run(
-        behind_a_first(queue, gate, queue.encode(["a"]), queue.encode(["bb"]), queue.encode(["ccc", "dddd"]))
+async def test_texts_that_gather_during_a_pass_share_the_next(queue, gate):
+    found = await behind_a_first(
+        queue, gate, queue.encode(["a"]), queue.encode(["bb"]), queue.encode(["ccc", "dddd"])
     )
     assert [vectors[:, 0].tolist() for vectors in found] == [[1.0], [2.0], [3.0, 4.0]]
     assert gate.passes == [["first"], ["a", "bb", "ccc", "dddd"]]
 
 
-def test_long_list_gives_way_to_a_single_text(queue, gate, monkeypatch):
+async def test_long_list_gives_way_to_a_single_text(queue, gate, monkeypatch):
     monkeypatch.setattr(batching, "MAX_PASS_BYTES", 4)
-    found = asyncio.run(
-        behind_a_first(queue, gate, queue.encode(["aa", "bb", "cc", "dd"]), queue.encode(["x"]))
-    )
+    found = await behind_a_first(queue, gate, queue.encode(["aa", "bb", "cc", "dd"]), queue.encode(["x"]))
     assert [vectors[:, 0].tolist() for vectors in found] == [[2.0] * 4, [1.0]]
     assert "x" in gate.passes[1]
     assert [len(taken) for taken in gate.passes] == [1, 2, 2, 1]
 
 
-def test_queries_and_documents_do_not_share_a_pass(queue, gate):
-    found = asyncio.run(
-        behind_a_first(
-            queue, gate, queue.encode(["a"]), queue.encode(["bb"], "document"), queue.encode(["ccc"])
-        )
+async def test_queries_and_documents_do_not_share_a_pass(queue, gate):
+    found = await behind_a_first(
+        queue, gate, queue.encode(["a"]), queue.encode(["bb"], "document"), queue.encode(["ccc"])
     )
     assert [vectors[0, 0] for vectors in found] == [1.0, -2.0, 3.0]
     assert gate.passes == [["first"], ["a", "ccc"], ["bb"]]
 
 
 @pytest.mark.parametrize("bad", ["poison", "nan"])
-def test_text_the_encoder_fails_on_fails_alone(queue, gate, bad):
-    found = asyncio.run(
-        behind_a_first(queue, gate, queue.encode(["a"]), queue.encode([bad]), queue.encode(["ccc"]))
-    )
+async def test_text_the_encoder_fails_on_fails_alone(queue, gate, bad):
+    found = await behind_a_first(queue, gate, queue.encode(["a"]), queue.encode([bad]), queue.encode(["ccc"]))
     assert [found[0][0, 0], found[2][0, 0]] == [1.0, 3.0]
     assert problem_of(found[1]) == "encoder-failed"
-    assert asyncio.run(queue.encode(["again"])).shape == (1, DIM)
+    assert (await queue.encode(["again"])).shape == (1, DIM)
 
 
-def test_request_with_one_bad_text_fails_whole(queue, gate):
+async def test_request_with_one_bad_text_fails_whole(queue, gate):
     gate.is_open.set()
     with pytest.raises(ProblemError) as caught:
-        asyncio.run(queue.encode(["a", "poison", "b"]))
+        await queue.encode(["a", "poison", "b"])
     assert caught.value.kind.code == "encoder-failed"
 
 
-def test_full_queue_refuses_and_serves_again_when_it_is_empty(queue, gate, monkeypatch):
+async def test_full_queue_refuses_and_serves_again_when_it_is_empty(queue, gate, monkeypatch):
     monkeypatch.setattr(batching, "MAX_WAITING_BYTES", 8)
-    found = asyncio.run(
-        behind_a_first(queue, gate, queue.encode(["12345"]), queue.encode(["1234"]), queue.encode(["123"]))
+    found = await behind_a_first(
+        queue, gate, queue.encode(["12345"]), queue.encode(["1234"]), queue.encode(["123"])
     )
     assert found[0].shape == found[2].shape == (1, DIM)
     assert problem_of(found[1]) == "overloaded"
-    assert asyncio.run(queue.encode(["larger than the queue"])).shape == (1, DIM)
+    assert (await queue.encode(["larger than the queue"])).shape == (1, DIM)
 
 
 def test_request_whose_caller_has_gone_is_not_encoded_and_leaves_its_room(queue, gate, monkeypatch):
@@ -187,7 +182,7 @@ def test_retired_queue_ends_after_what_waits(queue, gate):
     assert not queue._thread.is_alive()
 
 
-def test_passes_are_observed(gate):
+async def test_passes_are_observed(gate):
     seen: list[int] = []
     begun: list[str] = []
     queue = EncoderQueue(
@@ -196,12 +191,12 @@ def test_passes_are_observed(gate):
         observe=lambda texts, _: seen.append(texts),
     )
     gate.is_open.set()
-    asyncio.run(queue.encode(["a", "b"]))
+    await queue.encode(["a", "b"])
     queue.stop()
     assert seen == [2]
     assert begun == ["cairn-encoder"]
 
 
-def test_request_with_more_text_than_its_deadline_allows_is_refused(queue):
+async def test_request_with_more_text_than_its_deadline_allows_is_refused(queue):
     with pytest.raises(ProblemError, match="131,072 bytes together"):
-        asyncio.run(queue.encode(["x" * 8_190] * 32))
+        await queue.encode(["x" * 8_190] * 32)

@@ -21,11 +21,6 @@ pytestmark = pytest.mark.anyio
 ZENITH = {"type": "eq", "key": "tenant", "value": "zenith"}
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @contextmanager
 def served(settings):
     with serving(replace(settings, port=0, deadline_seconds=300.0)) as address:
