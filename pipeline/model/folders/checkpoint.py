@@ -52,9 +52,6 @@ QUANTIZED_NAME: Final = "cairn_quantized.safetensors"
     NAME.codes NAME.scales      a quantised matrix (``pipeline/quantized_matrix.py``)
     NAME.zeros                  the same, of int4
 """
-DESCRIPTION_NAME: Final = "cairn_quantized.json"
-"""Holds the version of that layout and the file's SHA-256."""
-QUANTIZED_VERSION: Final = 1
 
 _COPIED_BYTES: Final = 1 << 16
 """Tensors smaller than this, such as norms and biases, are copied when weights are read."""
@@ -216,7 +213,6 @@ def _weights_paths(folder: Path) -> list[Path]:
     """Return the one file of weights, else the quantised one, else all that the index names."""
     quantized = folder / QUANTIZED_NAME
     if quantized.is_file() and not (folder / WEIGHTS_NAME).is_file():
-        _require_described(quantized)
         return [quantized]
     if (folder / WEIGHTS_NAME).is_file() or not (folder / WEIGHTS_INDEX_NAME).is_file():
         return [_require(folder / WEIGHTS_NAME)]
@@ -232,21 +228,6 @@ def _weights_paths(folder: Path) -> list[Path]:
             "the model again"
         )
     return [_require(folder / name) for name in sorted(names)]
-
-
-def _require_described(path: Path) -> None:
-    """Raise :class:`ModelError` for a file of another version, or that is not as it was written."""
-    description: Any = read_json(path.parent / DESCRIPTION_NAME)
-    if description.get("version") != QUANTIZED_VERSION:
-        raise ModelError(
-            f"{DESCRIPTION_NAME} must be of version {QUANTIZED_VERSION}, got {description.get('version')!r}; "
-            "compress the model again"
-        )
-    if description.get("sha256") != durable.sha256_of_file(path):
-        raise ModelError(
-            f"{path.name} of the model must have the SHA-256 that {DESCRIPTION_NAME} gives, got another; "
-            "copy or compress the model again"
-        )
 
 
 def _quantized_tensors(stored: Mapping[str, torch.Tensor]) -> QuantizedTensors:

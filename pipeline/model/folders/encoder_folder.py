@@ -23,10 +23,8 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.folders.checkpoint import (
-    DESCRIPTION_NAME,
     EXTRA_NAME,
     QUANTIZED_NAME,
-    QUANTIZED_VERSION,
     WEIGHTS_NAME,
     Checkpoint,
     read_tokenizer,
@@ -188,11 +186,8 @@ def _write_quantized(folder: Path, tensors: QuantizedTensors) -> None:
         stored |= {f"{name}.codes": matrix.codes, f"{name}.scales": matrix.scales_EG}
         if matrix.zeros_EG is not None:
             stored[f"{name}.zeros"] = matrix.zeros_EG
-    path = folder / QUANTIZED_NAME
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}, path)
-    durable.write_json(
-        folder / DESCRIPTION_NAME, {"version": QUANTIZED_VERSION, "sha256": durable.sha256_of_file(path)}
-    )
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
+    save_file(contiguous, folder / QUANTIZED_NAME)
 
 
 def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> None:
