@@ -469,12 +469,12 @@ class Collection:
             source = str(documents)
         else:
             source = source_of(documents, config.corpus)
-            if source.num_rows == 0 and (sync or not self.layout.exists()):
+            if len(source.table) == 0 and (sync or not self.layout.exists()):
                 raise SourceError(
                     "the first `add`, and every `sync`, must be given at least one document, got none; to "
                     "empty a collection, call delete(collection.documents.ids())"
                 )
-            if source.num_rows == 0:
+            if len(source.table) == 0:
                 return self._nothing_added()
         return build_index([source], root, self.name, config, progress)
 

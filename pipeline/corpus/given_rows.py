@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats.format import damage_of, is_utf8
-from cairn.pipeline.corpus.sources import RowsSource, TableSource
+from cairn.pipeline.corpus.sources import TableSource
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.options import shown
 from cairn.pipeline.types import ArrowStream, Document
@@ -37,7 +37,7 @@ GivenRows = ArrowStream | pa.RecordBatch | Row | Iterable[Row | pa.RecordBatch]
 """Documents as a table, as rows, or as batches of rows."""
 
 
-def source_of(given: GivenRows, config: CorpusConfig) -> TableSource | RowsSource:
+def source_of(given: GivenRows, config: CorpusConfig) -> TableSource:
     """Return documents as a source; ``config`` names the columns that a :class:`Document` goes into.
 
     Anything else raises :class:`UsageError`.
@@ -47,11 +47,13 @@ def source_of(given: GivenRows, config: CorpusConfig) -> TableSource | RowsSourc
     if isinstance(given, pa.RecordBatch):
         return TableSource(table=pa.Table.from_batches([given]))
     if isinstance(given, ArrowStream):
-        if _has_objects(given):
-            frame: Any = given
-            frame = frame.reset_index() if any(frame.index.names) else frame
-            return _source_of_rows(frame.to_dict("records"), config)
-        table = _made(pa.table, given)
+        frame: Any = given
+        if hasattr(frame, "iloc") and hasattr(frame, "columns") and frame.columns.is_unique:  # of pandas
+            if all(frame.index.names) and not {*frame.index.names} & {*frame.columns}:
+                frame = frame.reset_index()  # Arrow passes over one that counts
+            if _has_objects(frame):
+                return _source_of_rows(frame.to_dict("records"), config)
+        table = _made(pa.table, frame)
         names = [name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)]
         return TableSource(table=table.select(names))
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
@@ -62,22 +64,20 @@ def source_of(given: GivenRows, config: CorpusConfig) -> TableSource | RowsSourc
     return _source_of_rows(rows, config)
 
 
-def _has_objects(given: Any) -> bool:
+def _has_objects(frame: Any) -> bool:
     """Whether a frame of pandas has objects that Arrow would read by the first of them, or refuse."""
-    if not hasattr(given, "iloc") or not hasattr(given, "columns") or not given.columns.is_unique:
-        return False
-    for column in (given[name] for name in given.columns):
+    for column in (frame[name] for name in frame.columns):
         kinds = set(map(type, column[column.notna()])) if column.dtype == object else set()
         if not (kinds <= {str} or kinds <= {np.ndarray}):
             return True
     return False
 
 
-def _source_of_rows(rows: Iterable[object], config: CorpusConfig) -> RowsSource:
+def _source_of_rows(rows: Iterable[object], config: CorpusConfig) -> TableSource:
     made = [{name: _plain(value) for name, value in _fields(row, config).items()} for row in rows]
     if not any(made):  # of which each is a row without an id
         made = [{config.id_column: None, config.text_column: None} for _ in made]
-    return RowsSource(rows=made)
+    return TableSource(table=made)
 
 
 def _made(make: Callable[[Any], pa.Table], given: object) -> pa.Table:

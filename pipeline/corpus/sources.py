@@ -79,28 +79,13 @@ _HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSource:
-    """A table in memory in the place of a path; ``name`` is what its rows have as their source file."""
+    """A table or rows of Python values in memory in the place of a path.
 
-    table: pa.Table
+    ``name`` is what the rows have as their source file.
+    """
+
+    table: pa.Table | Sequence[Mapping[str, Any]]
     name: str = "memory"
-
-    @property
-    def num_rows(self) -> int:
-        """Count the rows."""
-        return self.table.num_rows
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowsSource:
-    """Rows of Python values in the place of a path, with the ``name`` of their source file."""
-
-    rows: Sequence[Mapping[str, Any]]
-    name: str = "memory"
-
-    @property
-    def num_rows(self) -> int:
-        """Count the rows."""
-        return len(self.rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +106,7 @@ class BoundedSource:
         return tuple(os.path.realpath(path) for path in paths if "://" not in path)
 
 
-Source = str | TableSource | RowsSource | BoundedSource
+Source = str | TableSource | BoundedSource
 """A path, a glob, a URI, or a table or rows in memory."""
 
 
@@ -248,21 +233,14 @@ class _Root:
         ]
 
 
-def _part_file(
-    filesystem: FileSystem,
-    path: str,
-    name: str,
-    source: str,
-    part: TablePart,
-    own_format: Format = _TABLE,
-) -> SourceFile:
+def _part_file(filesystem: FileSystem, path: str, name: str, source: str, part: TablePart) -> SourceFile:
     return SourceFile(
         filesystem=filesystem,
         path=path,
         name=name,
         source=source,
         relative=part.name,
-        format=own_format,
+        format=_TABLE,
         part=part,
     )
 
@@ -279,12 +257,13 @@ def resolve_sources(sources: Sequence[Source], left_out: LeftOut | None = None) 
         )
     found: dict[tuple[str, str], SourceFile] = {}
     for place, source in enumerate(sources):
-        if isinstance(source, TableSource | RowsSource):
-            are_rows = isinstance(source, RowsSource)
-            part = memory_part(pa.table({}) if are_rows else source.table)
-            own_format = GivenRowsFormat(source.rows) if are_rows else _TABLE
-            file = _part_file(LocalFileSystem(), str(place), source.name, source.name, part, own_format)
-            files = [file]
+        if isinstance(source, TableSource):
+            table, name = source.table, source.name
+            is_arrow = isinstance(table, pa.Table)
+            file = _part_file(
+                LocalFileSystem(), str(place), name, name, memory_part(table if is_arrow else pa.table({}))
+            )
+            files = [file if is_arrow else replace(file, format=GivenRowsFormat(table))]
         elif isinstance(source, BoundedSource):
             files = _files_of(source.source, left_out or LeftOut(), source.folders())
         else:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.scan import Scan, read_checked, scan_sources
 from cairn.pipeline.corpus.schema import too_many_columns
-from cairn.pipeline.corpus.sources import RowsSource, TableSource
+from cairn.pipeline.corpus.sources import TableSource
 from cairn.pipeline.errors import DocumentsRefusedError
 from cairn.pipeline.types import GIVEN_VECTORS, RESERVED_COLUMNS, Document
 
@@ -107,7 +107,7 @@ def checked_rows(
         {name: document[name] for name in ("doc_id", "title", "text")} | dict(document["metadata"])
         for document in documents
     ]
-    scan = scan_sources([RowsSource(rows=flat, name=source_file)], corpus, None, fields)
+    scan = scan_sources([TableSource(table=flat, name=source_file)], corpus, None, fields)
     batches = list(read_checked(scan, corpus))
     for batch in batches:
         places, details = batch.rejected.column("row_index"), batch.rejected.column("detail")

@@ -187,3 +187,10 @@ def test_objects_in_a_frame_of_pandas_are_read_as_rows_are(objects: list[Any], k
     fields, found, _, _ = read(source_of(frame, CONFIG))
     assert found == kept
     assert [field.name for field in fields] == ["v", "n"]
+
+
+def test_an_index_of_pandas_that_counts_may_hold_the_ids() -> None:
+    frame = pd.DataFrame({"text": ["x", "y"], "v": [1, 2]}, pd.RangeIndex(10, 30, 10, name="doc_id"))
+    scan = scan_sources([source_of(frame, CONFIG)], CONFIG)
+    (batch,) = read_checked(scan, CONFIG)
+    assert batch.rows.column("doc_id").to_pylist() == ["10", "20"]
