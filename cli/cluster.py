@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
-from cairn.cli.options import HeadedOption, NamedPath, add_options
+from cairn.cli.options import FieldOption, NamedPath, add_options
 from cairn.cli.settings import json_option
 from cairn.cli.terminal import echo, warn
 from cairn.jobs.engine import EngineConfig, EngineName, engine_of, require_ray, worker_range
@@ -46,14 +46,14 @@ def engine_options(function: _Function, but: Collection[str] = ()) -> _Function:
         add_options(EngineConfig, but=but, heading=_HEADING),
         click.option(
             "--workers",
-            cls=HeadedOption,
+            cls=FieldOption,
             heading=_HEADING,
             type=_Workers(),
             help="Workers on it, N or MIN:MAX.  [default: as many as it has room for]",
         ),
         click.option(
             "--engine",
-            cls=HeadedOption,
+            cls=FieldOption,
             heading=_HEADING,
             type=click.Choice(get_args(EngineName)),
             help="Who does the work.  [default: ray with an address, else local]",

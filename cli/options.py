@@ -86,22 +86,18 @@ _TYPES: Final[Mapping[Any, Any]] = {
 _PREFIXES: Final = frozenset({"query_prefix", "document_prefix"})
 
 
-class HeadedOption(click.Option):
-    """An option that the help of a :class:`GroupedCommand` shows under a heading."""
+class FieldOption(click.Option):
+    """An option that may stand under a heading of the help of a :class:`GroupedCommand`.
 
-    def __init__(self, *args: Any, heading: str | None = None, **kwargs: Any) -> None:
-        """Keep the heading beside what click knows."""
+    ``field`` is that of the dataclass it is made of, None for another.
+    """
+
+    def __init__(
+        self, *args: Any, heading: str | None = None, field: Option | None = None, **kwargs: Any
+    ) -> None:
+        """Keep both beside what click knows."""
         super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class FieldOption(HeadedOption):
-    """An option made of the field of a dataclass."""
-
-    def __init__(self, *args: Any, field: Option, **kwargs: Any) -> None:
-        """Keep the field beside what click knows."""
-        super().__init__(*args, **kwargs)
-        self.field = field
+        self.heading, self.field = heading, field
 
 
 class GroupedCommand(click.Command):
@@ -138,7 +134,7 @@ class GroupedCommand(click.Command):
                 continue
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
-                heading = param.heading if shows_all and isinstance(param, HeadedOption) else None
+                heading = param.heading if shows_all and isinstance(param, FieldOption) else None
                 sections.setdefault(heading or "Options", []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):

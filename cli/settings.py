@@ -113,7 +113,7 @@ def _check(what: str, option: click.Option, value: Any) -> None:
     """Refuse a value that the option must not have; ``what`` begins the sentence."""
     if isinstance(option.type, Numbers):
         return  # which reads it itself
-    if isinstance(option, FieldOption) and option.field.is_checked:
+    if isinstance(option, FieldOption) and option.field is not None and option.field.is_checked:
         check_value(replace(option.field, name=what, is_optional=False), value, None)
     elif option.is_flag:
         check_setting(what, bool, value)
