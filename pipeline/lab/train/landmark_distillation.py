@@ -16,18 +16,12 @@ vectors stay those that late interaction knows. The input tables stay as the bas
 
 A document's other windows may read the landmarks of its first as input vectors (CDE, eq. 5 and 6). The
 student makes them as it is, and they get no gradient. What such a window follows was read behind the title,
-also where the window shows none. Where files have questions, q times the mean of
-
-    logsumexp over A and P of s_u s_m / τ - logsumexp over A of s_u s_m / τ
-
-is added over questions u: A are the landmarks of the passage that answers one, P all others of the batch,
-those of the same document among them, but those that the base ranks above all of A (eq. 4).
+also where the window shows none.
 
 Source: landmarks and their windows are those of LMK pooling (algorithm 1, variable granularity); following a
-model's own pooled vectors is a way of our own, after the self-distillation of Furlanello et al. 2018. Other
-passages of a document as negatives: Conti et al. 2025 (InSeNT).
+model's own pooled vectors is a way of our own, after the self-distillation of Furlanello et al. 2018.
 
-    N tokens of a batch    M landmarks of it    Q questions    C landmarks that are read    D width
+    N tokens of a batch    M landmarks of it    C landmarks that are read    D width
 """
 
 from __future__ import annotations
@@ -39,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -71,9 +65,9 @@ from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import OWN_PREFIXES
-from cairn.pipeline.model.landmarks import Chunks, Rows, chunk_spans, lay_out, split_into_chunks
+from cairn.pipeline.model.landmarks import Chunks, Rows, lay_out, split_into_chunks
 from cairn.pipeline.types import ProgressListener, silent_progress
-from jaxtyping import Bool, Float32, Float64, Int32, Int64
+from jaxtyping import Bool, Float32, Int32, Int64
 
 CHARACTERS_PER_TOKEN: Final = 4
 """So long is a window's text for each of its tokens; what its tokens do not hold is left out."""
@@ -82,34 +76,18 @@ _BATCHES, _DRAWN = 41, 42
 """What is drawn, as part of its seed."""
 
 _SPACE: Final = re.compile(r"\s")
-_SEPARATOR: Final = "\n\n"
-"""Between rows that are one document."""
-
 NEIGHBOURS: Final = 4
 """Windows side by side that are drawn together where a document's others are read."""
-QUESTIONS: Final = 2
-"""Of a window, drawn for a step at most."""
-RANKING_TEMPERATURE: Final = 0.05
-"""Of a question's ranking of the batch's landmarks."""
-
-
-class Asked(NamedTuple):
-    """A question, and the characters of a text that answer it."""
-
-    question: str
-    start: int
-    end: int
 
 
 class Window(NamedTuple):
-    """A stretch of a document, with the document's title; a question is one without a title.
+    """A stretch of a document, with the document's title; a query is one without a title.
 
     ``lead`` is the place of its document's first window among all windows, -1 where it is that one.
     """
 
     title: str
     text: str
-    asked: tuple[Asked, ...] = ()
     lead: int = -1
 
 
@@ -126,45 +104,33 @@ class Windows:
         return fingerprint(windows=[list(one) for one in self.windows])
 
 
-def read_windows(
-    paths: Sequence[Path], window_tokens: int, judged: Sequence[Path] = (), *, asks: bool = False
-) -> Windows:
-    """Cut the documents of training files into windows; questions are some unless they are asked of them."""
-    documents, skipped = read_documents(paths, judged, asks=asks)
+def read_windows(paths: Sequence[Path], window_tokens: int, judged: Sequence[Path] = ()) -> Windows:
+    """Cut the documents of training files into windows."""
+    documents, skipped = read_documents(paths, judged)
     room = CHARACTERS_PER_TOKEN * window_tokens
     windows: list[Window] = []
     for one in documents:
         first, start = len(windows), 0
         for part in _parts(one.text, room):
             lead = first if start else -1
-            windows.append(Window(one.title, part, _within(one.asked, start, len(part)), lead))
+            windows.append(Window(one.title, part, lead))
             start += len(part)
     return Windows(windows=tuple(windows), skipped=skipped)
 
 
-def _within(asked: Sequence[Asked], start: int, length: int) -> tuple[Asked, ...]:
-    """Return the questions that a part of a text answers by more than half, with the characters there."""
-    inside = (Asked(one.question, max(0, one.start - start), min(length, one.end - start)) for one in asked)
-    return tuple(
-        own for own, one in zip(inside, asked, strict=True) if 2 * (own.end - own.start) > one.end - one.start
-    )
-
-
-def read_documents(
-    paths: Sequence[Path], judged: Sequence[Path] = (), *, asks: bool = False
-) -> tuple[list[Window], dict[str, int]]:
+def read_documents(paths: Sequence[Path], judged: Sequence[Path] = ()) -> tuple[list[Window], dict[str, int]]:
     """Return the documents of training files and why others are left out; their files' order moves nothing.
 
     Neighbouring rows with one title are one document. Files have a column text, or document, and title and
-    query where they have them; a query is a document of its own, unless it ``asks``. What stands in a
-    ``judged`` set is left out and counted, like empty and repeated texts. Files without a text raise
-    :class:`SourceError`, a mistyped column :class:`SchemaError`.
+    query where they have them; a query is a document of its own. What stands in a ``judged`` set is left out
+    and counted, like empty and repeated texts. Files without a text raise :class:`SourceError`, a mistyped
+    column :class:`SchemaError`.
     """
     out = read_judged_texts(judged) if judged else None
     skipped: Counter[str] = Counter()
     documents: dict[Window, None] = {}
     for file in training_files(paths):
-        for one in _joined(file, asks=asks):
+        for one in _joined(file):
             if not one.text.strip():
                 skipped["empty text"] += 1
             elif out is not None and (out.has_document(one.text) or out.has_query(one.text)):
@@ -178,24 +144,20 @@ def read_documents(
     return sorted(documents, key=_digest), dict(skipped)
 
 
-def _joined(file: SourceFile, *, asks: bool) -> Iterator[Window]:
-    """Yield a file's documents and questions; what stands twice in a document stands there once."""
-    title, parts, asked = "", dict[str, int](), list[Asked]()
+def _joined(file: SourceFile) -> Iterator[Window]:
+    """Yield a file's documents and queries; what stands twice in a document stands there once."""
+    title, parts = "", dict[str, None]()
     columns = ("title", "text", "document", "query")
     for of_row, text, document, query in read_rows(file, columns):
-        question, of_row, part = query.strip(), of_row.strip(), text or document
-        if question and not asks:
-            yield Window("", question)
+        if query.strip():
+            yield Window("", query.strip())
         if parts and (not of_row or of_row != title):
-            yield Window(title, _SEPARATOR.join(parts), tuple(asked))
-            parts, asked = {}, []
-        title = of_row
-        end = sum(map(len, parts)) + len(_SEPARATOR) * len(parts)
-        start = parts.setdefault(part, end)
-        if question and asks:
-            asked.append(Asked(question, start, start + len(part)))
+            yield Window(title, "\n\n".join(parts))
+            parts = {}
+        title = of_row.strip()
+        parts[text or document] = None
     if parts:
-        yield Window(title, _SEPARATOR.join(parts), tuple(asked))
+        yield Window(title, "\n\n".join(parts))
 
 
 def _digest(window: Window) -> bytes:
@@ -220,14 +182,8 @@ class _Row(NamedTuple):
 
     title: Int32[np.ndarray, " _"]
     chunks: Sequence[Int32[np.ndarray, " _"]]
-    middles: Float64[np.ndarray, " _"]
-    """Where the middle of each chunk stands in the text, in characters."""
     unread: Int32[np.ndarray, " _"]
     """The title, whether it is shown or not."""
-
-    def holding(self, one: Asked) -> Int64[np.ndarray, " _"]:
-        """Return the chunks that answer a question."""
-        return np.flatnonzero((one.start <= self.middles) & (self.middles < one.end))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -244,11 +200,6 @@ class Lesson:
     states_ND: Float32[torch.Tensor, "N D"]
     is_taught_N: Float32[torch.Tensor, " N"]
     """1 for tokens of chunks and titles, 0 for [CLS] and landmarks."""
-    question_Q: Int64[torch.Tensor, " Q"]
-    """The landmarks of questions."""
-    is_answer_QM: Bool[torch.Tensor, "Q M"]
-    is_passage_M: Bool[torch.Tensor, " M"]
-    """Neither a title's landmark nor a question's."""
 
     @property
     def is_reader_M(self) -> Bool[torch.Tensor, " M"]:  # noqa: N802 - the shape's suffix
@@ -301,7 +252,7 @@ class FollowedChunks:
         """See :class:`Objective`: the mean cosine of held-out landmarks with what they follow.
 
         With a document's context it is told of the landmarks that read one, too, behind their own document's,
-        a foreign one's and none, and so is the loss of questions.
+        a foreign one's and none.
         """
         if not self.num_heldout:
             return None
@@ -314,20 +265,17 @@ class FollowedChunks:
                 cosine_M = F.cosine_similarity(s_MD, lesson.vectors_MD)
                 found["cosine"].append(cosine_M)
                 found["token_cosine"].append(1.0 - distance_N1[lesson.is_taught_N > 0, 0])
-                found["cosine_of_readers"].append(cosine_M[lesson.is_reader_M])
-                found["ranking"].append(self._ranking(lesson, s_MD))
+                found["readers"].append(cosine_M[lesson.is_reader_M])
             whole = {name: torch.cat(values) for name, values in found.items()}
             if kind == "own":
                 measures = {
-                    f"heldout_{name}": float(whole[name].mean()) for name in ("cosine", "token_cosine")
+                    "heldout_cosine": float(whole["cosine"].mean()),
+                    "heldout_cosine_p5": float(whole["cosine"].quantile(0.05)),
+                    "heldout_token_cosine": float(whole["token_cosine"].mean()),
                 }
-                measures["heldout_cosine_p5"] = float(whole["cosine"].quantile(0.05))
-            for name in ("cosine_of_readers", "ranking"):
-                if len(whole[name]):
-                    measures[f"heldout_{name}_{kind}"] = float(whole[name].mean())
-        value = measures["heldout_cosine"]
-        value -= self.config.question_weight * measures.get("heldout_ranking_own", 0.0)
-        return Score(measures=measures, value=value)
+            if len(whole["readers"]):
+                measures[f"heldout_cosine_behind_{kind}"] = float(whole["readers"].mean())
+        return Score(measures=measures, value=measures["heldout_cosine"])
 
     def landmarks(self, lesson: Lesson, kind: LeadKind = "own") -> Embedded:
         """Return the landmarks of a lesson's rows, and each token's distance from the base's."""
@@ -346,36 +294,14 @@ class FollowedChunks:
         return tuple(self.lesson(group, None) for group in groups)
 
     def lesson(self, windows: Sequence[Window], generator: np.random.Generator | None) -> Lesson:
-        """Lay out windows, questions and leads, all of them without a generator, and ask the base."""
-        config = self.config
+        """Lay out windows and what they read as drawn, without a generator all of it, and ask the base."""
         rows = self._laid_out(windows, generator)
-        asked: list[tuple[int, Asked]] = []
-        for row, window in enumerate(windows):
-            held = [one for one in window.asked if config.question_weight and len(rows[row].holding(one))]
-            drawn = np.arange(len(held)) if generator is None else generator.permutation(len(held))
-            asked += [(row, held[place]) for place in drawn[:QUESTIONS].tolist()]
         leads, read_by_row = self._leads(windows, generator)
-        questions = self._laid_out([Window("", one.question) for _, one in asked], None) if asked else []
-        first_M = np.cumsum([0, *(bool(len(row.title)) + len(row.chunks) for row in (*rows, *questions))])
-        is_passage_M = np.zeros(first_M[-1], np.bool_)
-        is_answer_QM = np.zeros((len(asked), first_M[-1]), np.bool_)
-        begins = [first + bool(len(row.title)) for first, row in zip(first_M.tolist(), rows, strict=False)]
-        for row, begin in zip(rows, begins, strict=True):
-            is_passage_M[begin : begin + len(row.chunks)] = True
-        for number, (row, one) in enumerate(asked):
-            is_answer_QM[number, begins[row] + rows[row].holding(one)] = True
         followed = [
             row._replace(unread=row.unread if len(read) else row.title)
             for row, read in zip(rows, read_by_row, strict=True)
         ]
-        return self._taught(
-            [*followed, *questions],
-            leads=leads,
-            read_by_row=[*read_by_row, *(np.zeros(0, np.int64) for _ in questions)],
-            question_Q=torch.tensor(first_M[len(rows) : -1], device=self.base.device),
-            is_answer_QM=torch.tensor(is_answer_QM, device=self.base.device),
-            is_passage_M=torch.tensor(is_passage_M, device=self.base.device),
-        )
+        return self._taught(followed, leads, read_by_row)
 
     def _laid_out(self, windows: Sequence[Window], generator: np.random.Generator | None) -> list[_Row]:
         """Tokenise and cut windows, as many chunks as fit."""
@@ -393,7 +319,6 @@ class FollowedChunks:
         chunks = split_into_chunks(texts.breaks, texts.text_offsets, interval_B)
         chunk_ids = np.split(texts.ids, chunks.token_offsets[1:-1])
         title_ids = np.split(titles.ids, titles.text_offsets[1:-1])
-        starts, ends = chunk_spans(chunks, texts.start_char, np.array([len(one.text) for one in windows]))
         room = config.window_tokens - (self.checkpoint.cls_id is not None)
         rows: list[_Row] = []
         for row, shows in enumerate(shows_B.tolist()):
@@ -403,8 +328,7 @@ class FollowedChunks:
             lengths = [len(ids) + 1 for ids in chunk_ids[first:end]]
             fill = np.cumsum(lengths) + (len(title) + 1) * bool(len(title))
             end = first + max(1, int(np.searchsorted(fill, room, side="right")))
-            middles = (starts[first:end] + ends[first:end]) / 2
-            rows.append(_Row(title, chunk_ids[first:end], middles, whole))
+            rows.append(_Row(title, chunk_ids[first:end], whole))
         return rows
 
     def _leads(
@@ -451,7 +375,9 @@ class FollowedChunks:
             max_window_tokens=self.config.window_tokens,
         )
 
-    def _taught(self, rows: Sequence[_Row], **of_lesson: Any) -> Lesson:
+    def _taught(
+        self, rows: Sequence[_Row], leads: Rows | None, read_by_row: Sequence[Int64[np.ndarray, " _"]]
+    ) -> Lesson:
         """Let the base read each title and each chunk alone, and lay what it makes of them onto the rows.
 
         A row that reads its document's context follows chunks behind the title, whether it shows it or not.
@@ -479,10 +405,11 @@ class FollowedChunks:
         states_ND[own] = alone_ND[own_alone]
         return Lesson(
             rows=student,
+            leads=leads,
+            read_by_row=read_by_row,
             vectors_MD=F.normalize(torch.cat(means), dim=1),
             states_ND=states_ND,
             is_taught_N=states_ND.new_zeros(len(student.ids)).index_fill_(0, own.to(states_ND.device), 1.0),
-            **of_lesson,
         )
 
     def _stages(self, lesson: Lesson, kind: LeadKind) -> list[SecondStage]:
@@ -521,21 +448,6 @@ class FollowedChunks:
         distance_N = 1.0 - F.cosine_similarity(x_ND.float(), states_ND)
         return F.normalize(pooled(x_ND, part), dim=1), distance_N[:, None]
 
-    def _ranking(self, lesson: Lesson, s_MD: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each question: its answer's landmarks against all passages of the batch.
-
-        What the base scores above the best of its answer is no certain negative (CDE, eq. 4).
-        """
-        y_MD, question_Q, is_answer_QM = lesson.vectors_MD, lesson.question_Q, lesson.is_answer_QM
-        surrogate_QM = y_MD[question_Q] @ y_MD.T
-        best_Q1 = surrogate_QM.masked_fill(~is_answer_QM, -torch.inf).amax(1, keepdim=True)
-        is_ranked_QM = is_answer_QM | (lesson.is_passage_M & (surrogate_QM < best_Q1))
-        logits_QM = s_MD[question_Q] @ s_MD.T / RANKING_TEMPERATURE
-        among = [
-            logits_QM.masked_fill(~is_in, -torch.inf).logsumexp(1) for is_in in (is_ranked_QM, is_answer_QM)
-        ]
-        return among[0] - among[1]
-
     def _loss(self, lesson: Lesson, measured: dict[str, float], embedded: Embedded) -> torch.Tensor:
         s_MD, distance_N1 = embedded
         y_MD, is_taught_N = lesson.vectors_MD, lesson.is_taught_N
@@ -545,12 +457,7 @@ class FollowedChunks:
         measured.update(
             cosine=1.0 - followed.item(), token_cosine=1.0 - tokens.item(), geometry=geometry.item()
         )
-        loss = followed + geometry + self.config.token_weight * tokens
-        if len(lesson.question_Q):
-            ranking = self._ranking(lesson, s_MD).mean()
-            measured["ranking"] = ranking.item()
-            loss = loss + self.config.question_weight * ranking
-        return loss
+        return followed + geometry + self.config.token_weight * tokens
 
 
 def train_landmarks(
@@ -581,7 +488,7 @@ def train_landmarks(
             f"{config.window_tokens}"
         )
     model.freeze_embeddings()
-    read = read_windows(sources, config.window_tokens, judged, asks=config.question_weight > 0)
+    read = read_windows(sources, config.window_tokens, judged)
     num_heldout = min(config.heldout_windows, len(read.windows) // 10)
     served = EncoderConfig(
         model=base,

@@ -252,7 +252,7 @@ class LandmarkConfig(RunConfig):
 
     A batch has ``batch_windows`` windows of up to ``window_tokens`` tokens, special ones and title included,
     each with one of ``landmark_intervals``. A share ``title_share`` of those whose document has a title
-    begins with its first ``title_tokens``. ``token_weight`` and ``question_weight`` are k and q of the loss
+    begins with its first ``title_tokens``. ``token_weight`` is k of the loss
     (:mod:`cairn.pipeline.lab.train.landmark_distillation`). With ``document_context`` every step draws how
     many landmarks are read, up to so many.
     """
@@ -276,9 +276,6 @@ class LandmarkConfig(RunConfig):
         ),
     )
     context_absence: float = option(0.25, About("Share of such windows that read none.", low=0, high=1))
-    question_weight: float = option(
-        0.0, About("Weight of the ranking of passages by questions; 0: texts alone.", low=0)
-    )
     heldout_windows: int = option(
         64, About("Windows kept out to find the best step, at most a tenth.", low=0, high=100_000)
     )
