@@ -51,7 +51,7 @@ _INTEGER_DIGITS: Final = 20
 """How many digits an integer of 64 bits has at most."""
 _DECIMAL: Final = r"^-?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][-+][0-9]{1,3})?$"
 PLAIN: Final[Mapping[str, pa.DataType]] = {
-    r"^-?(0|[1-9][0-9]{0,17})$": pa.int64(),
+    r"^-?(0|[1-9][0-9]{0,17}|(?:[1-8][0-9]|9[01])[0-9]{17})$": pa.int64(),
     _DECIMAL: pa.float64(),
     r"^(?i:true|false)$": pa.bool_(),
 }

@@ -561,6 +561,7 @@ OUTPUT = "```\nf()\n```\n\n```\n%s\n```"
             "一個許多功課的世界",
         ),
         (_rtf(rb" a{\pict\bin4 {{{{}b"), "ab"),
+        (_rtf(b"\\trowd{\\pard\\intbl a\\par}\n\\cell{\\pard b\\par c\\par}\\cell\\row d"), "a|b\nc|\nd"),
         (_rtf(b" 10{\\loch\\super\\fs20\n6} 1{\\super st}"), "10^6 1st"),
         (
             _rtf(rb" for {\deleted\revauthdel1 90}{\revised\revauth1 80} a year{\deleted0 !}"),

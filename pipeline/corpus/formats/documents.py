@@ -927,6 +927,8 @@ _RTF_NOTE: Final = re.compile(r"\{\s*(\\\*)?\\footnote\b")
 """What striprtf leaves out with all that is in it."""
 _RTF_DELETED: Final = re.compile(r"(?<!\\)(\{(?:\\(?!deleted|rtf)[a-z]+-?\d*\s*)*+)(?=\\deleted(?![a-z0]))")
 """The start of a group that a tracked change deleted, behind which a sign makes programs pass it over."""
+_RTF_CELL_END: Final = re.compile(r"\\par\b(?=[\s}]*\\cell\b)")
+"""The end of a last paragraph in a cell, which would be one of its line."""
 _RTF_ENCODING: Final = re.compile(r"\\ansicpg(\d+)")
 _RTF_MACHINES: Final = {"\\mac": "mac_roman", "\\pca": "cp850", "\\pc": "cp437"}
 _RTF_PAIRS: Final = ("932", "936", "949", "950")
@@ -951,7 +953,8 @@ class RtfFormat(PagedFormat):
         raw = Path(path).read_bytes()
         if not raw.startswith(b"{\\rtf"):
             raise UnreadableError("it does not begin as RTF does")
-        text = _RTF_DELETED.sub(r"\1\\*", _RTF_NOTE.sub("{", decoded(raw, "cp1252")))
+        text = _RTF_CELL_END.sub("", decoded(raw, "cp1252"))
+        text = _RTF_DELETED.sub(r"\1\\*", _RTF_NOTE.sub("{", text))
         *_, title = None, *_RTF_TITLE.finditer(text)  # of two, the second is in Unicode
         encoding = _RTF_ENCODING.search(text)
         if encoding and encoding[1] in _RTF_PAIRS:

@@ -164,9 +164,14 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     for element in page.find_all("form"):
         if not element.find([*_OF_TEXT]):
             element.decompose()
+    has_content = page.find(["main", "article"]) is not None
     for element in page.find_all(["header", "footer", "aside"] if is_page else []):
-        has_title = element.name != "aside" and element.find([*_HEADINGS])
-        if not (has_title or element.find_parent([*_CONTENT])):
+        is_own = (
+            element.find([*_HEADINGS])
+            if element.name != "aside"
+            else not (has_content or _is_of_links(element))
+        )
+        if not (is_own or element.find_parent([*_CONTENT])):
             element.decompose()
     for code in page.find_all("pre"):
         for element in code.find_all("br"):
@@ -210,6 +215,11 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
 
 def _words(text: object) -> str:
     return " ".join(str(text or "").split())
+
+
+def _is_of_links(element: Tag) -> bool:
+    of_links = sum(len(link.get_text(strip=True)) for link in element.find_all("a"))
+    return 2 * of_links >= len(element.get_text(strip=True))
 
 
 def _is_within_its_aim(link: Tag) -> bool:

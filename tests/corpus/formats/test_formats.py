@@ -313,6 +313,10 @@ def test_a_text_that_is_no_utf8_is_read_as_what_it_looks_like_and_told_of(
             {"salary": ["85,000", "92,500"], "rating": [4.5, 3.25]},
         ),
         (
+            "id,text,big\n1,x,1152921504606846977\n2,y,-5\n3,z,9199999999999999999\n",
+            {"big": [1152921504606846977, -5, 9199999999999999999]},
+        ),
+        (
             "id,text,score,yes,land,gone,note\n1,x,NA,TRUE,NA,NA,n\n2,NA,3.5,\\N,DE,NA,\n3,y,NULL,NA,FR,,7\n",
             {
                 "score": [None, 3.5, None],
@@ -622,6 +626,7 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
         ),
         ("<p>price €10, Łódź", "price €10, Łódź"),
         ("<main><p>Text.<aside>Note</aside></main><aside><h2>Related</h2></aside>", "Text.\n\nNote"),
+        ("<p>Text.<aside>A note</aside><aside>See <a>Install</a> <a>Use</a></aside>", "Text.\n\nA note"),
         ("<p>x<button>Go</button>y<select><option>A<option>B</select>", "x Go y  A  B"),
         (
             "<p>a<img src=x alt=' Map  of\nRome '>b<img src=y alt=''>c<a href=z><img alt=Next></a>",
