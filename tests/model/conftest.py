@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.cde_checkpoints import RandomWeights
 from tests.model.transformers_families import make_family as make_family
@@ -170,16 +170,62 @@ def make_decoder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def make_nv_embed(make_decoder: Callable[..., Path]) -> Callable[[], Path]:
-    """Return a writer of Mistrals as NV-Embed publishes them: below a prefix, their configuration inside."""
+def make_nv_embed(
+    make_decoder: Callable[..., Path], latent_block: Callable[..., dict[str, torch.Tensor]]
+) -> Callable[..., Path]:
+    """Return a writer of Mistrals as NV-Embed publishes them: below a prefix, their configuration inside.
 
-    def make() -> Path:
+    With ``num_heads`` they have a latent attention of so many.
+    """
+
+    def make(num_heads: int | None = None) -> Path:
         folder = make_decoder("mistral", prefix="embedding_model.")
         inner = json.loads((folder / "config.json").read_text()) | {"model_type": "bidir_mistral"}
-        (folder / "config.json").write_text(json.dumps({"model_type": "nvembed", "text_config": inner}))
+        config: dict[str, Any] = {"model_type": "nvembed", "text_config": inner}
+        if num_heads is not None:
+            config["latent_attention_config"] = {"num_cross_heads": num_heads}
+            tensors = load_file(folder / "model.safetensors") | latent_block(DIM, num_heads, 16)
+            save_file(tensors, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config))
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make(
+    tiny_model_folder: Path,
+    tiny_roberta_folder: Path,
+    make_modernbert: Callable[..., Path],
+    make_nomic_bert: Callable[..., Path],
+    make_gte: Callable[..., Path],
+    make_decoder: Callable[..., Path],
+    make_family: Callable[[str], Path],
+) -> Callable[..., Path]:
+    """Return a writer of folders by family; settings may be changed or, as None, left out."""
+    makers: dict[str, Callable[..., Path]] = {
+        "bert": lambda: tiny_model_folder,
+        "roberta": lambda: tiny_roberta_folder,
+        "distilbert": lambda: make_family("distilbert"),
+        "mpnet": lambda prefix="": _with_prefix(make_family("mpnet"), prefix),
+        "mpnet long": lambda: make_family("mpnet long"),
+        "modernbert": make_modernbert,
+        "nomic_bert": make_nomic_bert,
+        "gte": make_gte,
+    }
+    return lambda family, **changes: (
+        makers[family](**changes) if family in makers else make_decoder(family, **changes)
+    )
+
+
+def _with_prefix(folder: Path, prefix: str) -> Path:
+    """Return a copy of a folder whose tensors' names begin so."""
+    if not prefix:
+        return folder
+    copy = shutil.copytree(folder, folder.with_name(f"{folder.name} {prefix}"), dirs_exist_ok=True)
+    tensors = load_file(copy / "model.safetensors")
+    save_file({prefix + name: tensor for name, tensor in tensors.items()}, copy / "model.safetensors")
+    return copy
 
 
 @pytest.fixture(scope="session")

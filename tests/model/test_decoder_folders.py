@@ -24,50 +24,31 @@ from tokenizers import Tokenizer
 from tests.model.published import LENGTHS, load, published, published_hidden, random_ids
 
 
-@pytest.fixture
-def nv_embed_folder(make_nv_embed: Callable[[], Path]) -> Path:
-    return make_nv_embed()
-
-
 @pytest.mark.parametrize("num_layers", [None, 1])
 def test_nv_embed_is_the_mistral_it_holds(
-    nv_embed_folder: Path, make_decoder: Callable[..., Path], num_layers: int | None
+    make_nv_embed: Callable[..., Path], make_decoder: Callable[..., Path], num_layers: int | None
 ) -> None:
     outer, inner = (
-        load(nv_embed_folder, layers=num_layers),
+        load(make_nv_embed(), layers=num_layers),
         load(make_decoder("mistral"), layers=num_layers),
     )
     ids = random_ids(outer)
     assert torch.equal(outer.hidden_states(ids, LENGTHS), inner.hidden_states(ids, LENGTHS))
 
 
-@pytest.fixture
-def nv_embed_with_latents(
-    nv_embed_folder: Path, latent_block: Callable[..., dict[str, torch.Tensor]]
-) -> Path:
-    """The same with its latent attention of two heads."""
-    tensors = load_file(nv_embed_folder / "model.safetensors") | latent_block(32, 2, 16)
-    save_file(tensors, nv_embed_folder / "model.safetensors")
-    config = json.loads((nv_embed_folder / "config.json").read_text())
-    config["latent_attention_config"] = {"model_type": "latent_attention", "num_cross_heads": 2}
-    (nv_embed_folder / "config.json").write_text(json.dumps(config))
-    return nv_embed_folder
-
-
 @pytest.mark.parametrize("prefix", ["", "old stone:"])
 def test_encode_with_nv_embed_is_the_mean_of_latent_attention_without_the_instruction(
-    nv_embed_with_latents: Path, make_decoder: Callable[..., Path], prefix: str
+    make_nv_embed: Callable[..., Path], make_decoder: Callable[..., Path], prefix: str
 ) -> None:
-    config = encoder_config(
-        {"model": str(nv_embed_with_latents), "precision": "fp32", "query_prefix": prefix}
-    )
+    folder = make_nv_embed(2)
+    config = encoder_config({"model": str(folder), "precision": "fp32", "query_prefix": prefix})
     assert config.pooling == "latent"
     encoder = DocumentEncoder(config)
     texts = ["the cat sat on the mat", "a river", "old path " * 9]
     tokenizer, model = encoder.backbone.tokenizer, published(make_decoder("mistral"))
     block = read_latent_attention(
-        load_file(nv_embed_with_latents / "model.safetensors"),
-        json.loads((nv_embed_with_latents / "config.json").read_text()),
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text()),
         model_dim=32,
         dtype=torch.float32,
         device=torch.device("cpu"),
@@ -82,12 +63,15 @@ def test_encode_with_nv_embed_is_the_mean_of_latent_attention_without_the_instru
 
 
 @pytest.mark.parametrize("inner", [None, [], {"model_type": "gemma"}])
-def test_nv_embed_without_its_language_model_is_refused(nv_embed_folder: Path, inner: Any) -> None:
-    (nv_embed_folder / "config.json").write_text(json.dumps({"model_type": "nvembed", "text_config": inner}))
+def test_nv_embed_without_its_language_model_is_refused(
+    make_nv_embed: Callable[..., Path], inner: Any
+) -> None:
+    folder = make_nv_embed()
+    (folder / "config.json").write_text(json.dumps({"model_type": "nvembed", "text_config": inner}))
     with pytest.raises(
         ModelError, match="text_config of an NV-Embed must describe a model of type bidir_mistral"
     ):
-        load(nv_embed_folder)
+        load(folder)
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def family_folder(
     make_nomic_bert: Callable[..., Path],
     make_gte: Callable[..., Path],
     make_decoder: Callable[..., Path],
-    make_nv_embed: Callable[[], Path],
+    make_nv_embed: Callable[..., Path],
     make_cde: Callable[..., Path],
     make_family: Callable[[str], Path],
     latent_block: Callable[..., Mapping[str, torch.Tensor]],

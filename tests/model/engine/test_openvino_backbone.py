@@ -45,42 +45,17 @@ TEXTS = [
 @pytest.fixture(
     scope="module",
     params=[
-        "bert",
-        "roberta",
-        "mpnet",
-        "modernbert",
-        "narrow window",
-        "nomic bert",
-        "gte",
-        "mistral",
-        "qwen3",
-        "causal llama",
+        *((name, False, {}) for name in ("bert", "roberta", "mpnet", "modernbert", "nomic_bert", "gte")),
+        ("modernbert", False, {"local_attention": 2, "bias": True}),
+        *((name, False, {}) for name in ("mistral", "qwen3")),
+        ("llama", True, {}),
     ],
+    ids=str,
 )
-def settings(
-    request,
-    tiny_model_folder,
-    tiny_roberta_folder,
-    make_family,
-    make_modernbert,
-    make_nomic_bert,
-    make_gte,
-    make_decoder,
-):
+def settings(request, make):
     """One model of every family, and of what families differ in."""
-    make = {
-        "bert": lambda: tiny_model_folder,
-        "roberta": lambda: tiny_roberta_folder,
-        "mpnet": lambda: make_family("mpnet"),
-        "modernbert": make_modernbert,
-        "narrow window": lambda: make_modernbert(local_attention=2, bias=True),
-        "nomic bert": make_nomic_bert,
-        "gte": make_gte,
-        "mistral": lambda: make_decoder("mistral"),
-        "qwen3": lambda: make_decoder("qwen3"),
-        "causal llama": lambda: make_decoder("llama"),
-    }
-    return {"model": str(make[request.param]()), "causal": request.param.startswith("causal")}
+    family, is_causal, changes = request.param
+    return {"model": str(make(family, **changes)), "causal": is_causal}
 
 
 def _load(settings, **more):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -85,46 +84,11 @@ DECODERS = ("mistral", "qwen2", "qwen3", "llama")
 CONTEXT = np.random.default_rng(1).normal(size=(6, 32)).astype(np.float32)
 
 
-@pytest.fixture(scope="module")
-def make(
-    tiny_model_folder: Path,
-    tiny_roberta_folder: Path,
-    make_modernbert: Callable[..., Path],
-    make_nomic_bert: Callable[..., Path],
-    make_gte: Callable[..., Path],
-    make_decoder: Callable[..., Path],
-    make_family: Callable[[str], Path],
-) -> Callable[..., Path]:
-    """Return a writer of folders by family; settings may be changed or, as None, left out."""
-    makers: dict[str, Callable[..., Path]] = {
-        "bert": lambda: tiny_model_folder,
-        "roberta": lambda: tiny_roberta_folder,
-        "distilbert": lambda: make_family("distilbert"),
-        "mpnet": lambda prefix="": with_prefix(make_family("mpnet"), prefix),
-        "modernbert": make_modernbert,
-        "nomic_bert": make_nomic_bert,
-        "gte": make_gte,
-    }
-    return lambda family, **changes: (
-        makers[family](**changes) if family in makers else make_decoder(family, **changes)
-    )
-
-
 def with_settings(folder: Path, **changes: Any) -> Path:
     """Change what config.json says and leave the weights as they are."""
     config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-def with_prefix(folder: Path, prefix: str) -> Path:
-    """Return a copy of a folder whose tensors' names begin so."""
-    if not prefix:
-        return folder
-    copy = shutil.copytree(folder, folder.with_name(f"{folder.name} {prefix}"), dirs_exist_ok=True)
-    tensors = load_file(copy / "model.safetensors")
-    save_file({prefix + name: tensor for name, tensor in tensors.items()}, copy / "model.safetensors")
-    return copy
 
 
 @pytest.mark.parametrize(
@@ -311,8 +275,8 @@ def test_hidden_states_context_without_a_global_layer_is_refused(make) -> None:
         backbone.hidden_states(random_ids(backbone), LENGTHS, CONTEXT)
 
 
-def test_hidden_states_distances_beyond_the_buckets_equal_transformers(make_family) -> None:
-    folder, lengths = make_family("mpnet long"), np.array([400, 150, 9])
+def test_hidden_states_distances_beyond_the_buckets_equal_transformers(make) -> None:
+    folder, lengths = make("mpnet long"), np.array([400, 150, 9])
     backbone = load(folder)
     ids = random_ids(backbone, lengths)
     theirs = published_hidden(published(folder), ids, lengths)

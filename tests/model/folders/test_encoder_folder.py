@@ -6,7 +6,6 @@ tested in tests/encode/test_text_encoder.py.
 
 from __future__ import annotations
 
-import json
 import warnings
 
 import numpy as np
@@ -21,20 +20,6 @@ TEXTS = ["the cat sat on the mat.", "old stone path", "a"]
 WINDOW = {"window_tokens": 90, "window_overlap_tokens": 15, "precision": "fp32"}
 
 
-@pytest.fixture(scope="session")
-def make_folder(make_decoder, modernbert_folder, nomic_bert_folder, tiny_roberta_folder, make_family):
-    def make(family):
-        known = {
-            "modernbert": modernbert_folder,
-            "nomic_bert": nomic_bert_folder,
-            "roberta": tiny_roberta_folder,
-            "distilbert": make_family("distilbert"),
-        }
-        return known[family] if family in known else make_decoder(family)
-
-    return make
-
-
 def published(folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -47,12 +32,12 @@ def published(folder):
     "settings", [{}, {"pooling": "lmk", "query_prefix": "the path "}], ids=["mean", "lmk"]
 )
 @pytest.mark.parametrize(
-    "family", ["roberta", "distilbert", "modernbert", "nomic_bert", "mistral", "qwen3", "llama"]
+    "family", ["roberta", "distilbert", "mpnet", "modernbert", "nomic_bert", "mistral", "qwen3", "llama"]
 )
 def test_saved_folder_of_each_family_is_a_sentence_transformer_of_the_same_vectors(
-    make_folder, tmp_path, family, settings
+    make, tmp_path, family, settings
 ):
-    encoder = load_encoder(make_folder(family), **(WINDOW | settings))
+    encoder = load_encoder(make(family), **(WINDOW | settings))
     assert encoder.save(tmp_path / "saved") == []
     loaded = load_encoder(tmp_path / "saved", **WINDOW)
     np.testing.assert_allclose(loaded.encode_documents(TEXTS), encoder.encode_documents(TEXTS), atol=1e-6)
@@ -65,28 +50,16 @@ def test_saved_folder_of_each_family_is_a_sentence_transformer_of_the_same_vecto
     )
 
 
-def test_saved_causal_decoder_keeps_its_mask_in_both_libraries(make_folder, tmp_path):
-    encoder = load_encoder(make_folder("qwen3"), pooling="last", causal=True, **WINDOW)
+def test_saved_causal_decoder_keeps_its_mask_in_both_libraries(make, tmp_path):
+    encoder = load_encoder(make("qwen3"), pooling="last", causal=True, **WINDOW)
     encoder.save(tmp_path / "saved")
     assert load_encoder(tmp_path / "saved", **WINDOW).config.causal
     vectors = published(tmp_path / "saved").encode_document(TEXTS, show_progress_bar=False)
     np.testing.assert_allclose(encoder.encode_documents(TEXTS), vectors, atol=1e-5)
 
 
-def test_saved_nv_embed_is_a_bidirectional_mistral_with_its_latents_beside_it(
-    make_decoder, latent_block, tmp_path
-):
-    folder = make_decoder("mistral", prefix="embedding_model.")
-    inner = json.loads((folder / "config.json").read_text()) | {"model_type": "bidir_mistral"}
-    latents = {"model_type": "latent_attention", "num_cross_heads": 2}
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": "nvembed", "text_config": inner, "latent_attention_config": latents})
-    )
-    save_file(
-        load_file(folder / "model.safetensors") | latent_block(inner["hidden_size"], 2, 10),
-        folder / "model.safetensors",
-    )
-    encoder = load_encoder(folder, query_prefix="the path ", **WINDOW)
+def test_saved_nv_embed_is_a_bidirectional_mistral_with_its_latents_beside_it(make_nv_embed, tmp_path):
+    encoder = load_encoder(make_nv_embed(2), query_prefix="the path ", **WINDOW)
     assert encoder.save(tmp_path / "saved") == ["pooling latent"]
     loaded = load_encoder(tmp_path / "saved", **WINDOW)
     assert (loaded.config.pooling, loaded.config.causal) == ("latent", False)

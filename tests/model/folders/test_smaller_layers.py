@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -20,28 +17,9 @@ IDS = np.array([2, 9, 11, 7, 30, 31, 12, 8, 40, 15, 22, 3])
 FAMILIES = ["bert", "mpnet", "modernbert", "nomic_bert", "gte", "mistral", "qwen3"]
 
 
-@pytest.fixture
-def folder_of(
-    tiny_model_folder: Path,
-    make_modernbert: Callable[..., Path],
-    make_nomic_bert: Callable[..., Path],
-    make_gte: Callable[..., Path],
-    make_decoder: Callable[..., Path],
-    make_family: Callable[[str], Path],
-) -> Callable[[str], Path]:
-    makers: dict[str, Callable[[], Path]] = {
-        "bert": lambda: tiny_model_folder,
-        "mpnet": lambda: make_family("mpnet"),
-        "modernbert": make_modernbert,
-        "nomic_bert": make_nomic_bert,
-        "gte": make_gte,
-    }
-    return lambda family: makers.get(family, lambda: make_decoder(family))()
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_that_tell_their_inputs_equal_the_engine(folder_of, family):
-    engine = read_engine(read_checkpoint(folder_of(family)), is_causal=False)
+def test_layers_that_tell_their_inputs_equal_the_engine(make, family):
+    engine = read_engine(read_checkpoint(make(family)), is_causal=False)
     expected = engine.hidden_states(IDS[None], np.array([len(IDS)]))[0]
     with torch.no_grad():
         x_TD = engine.norm_embeddings(engine.embed_tokens(IDS[None])[0])
@@ -52,8 +30,8 @@ def test_layers_that_tell_their_inputs_equal_the_engine(folder_of, family):
 
 
 @pytest.mark.parametrize(("family", "layers"), [("bert", (1,)), ("modernbert", (0, 2, 3)), ("mistral", (1,))])
-def test_fewer_layers_equal_the_whole_model_that_skips_the_others(folder_of, family, layers):
-    checkpoint = read_checkpoint(folder_of(family))
+def test_fewer_layers_equal_the_whole_model_that_skips_the_others(make, family, layers):
+    checkpoint = read_checkpoint(make(family))
     engine = read_engine(checkpoint, is_causal=False)
     smaller = read_engine(smaller_checkpoint(checkpoint, layers), is_causal=False)
     assert smaller.num_layers == len(layers)
@@ -63,8 +41,8 @@ def test_fewer_layers_equal_the_whole_model_that_skips_the_others(folder_of, fam
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen3"])
-def test_pruned_decoder_saved_is_read_alike_by_transformers(folder_of, family, tmp_path):
-    smaller = smaller_checkpoint(read_checkpoint(folder_of(family)), (1,))
+def test_pruned_decoder_saved_is_read_alike_by_transformers(make, family, tmp_path):
+    smaller = smaller_checkpoint(read_checkpoint(make(family)), (1,))
     save_encoder_folder(tmp_path / "small", smaller, EncoderConfig())
     backbone = load(tmp_path / "small")
     ids = random_ids(backbone)
