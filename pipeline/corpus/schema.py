@@ -17,6 +17,7 @@ such in their place. It does not cast data.
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ from cairn.pipeline.errors import SchemaError
 from cairn.pipeline.types import GIVEN_VECTORS, RESERVED_COLUMNS, is_filterable
 
 RENAMED: Final = "metadata_"
+_WORD: Final = re.compile(r"[^\W_]+")
 _REPEATED: Final = {b"cairn.repeated": b"1"}
 _OF_NAMES: Final = {pa.float64(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.string())}
 _SHOWN_COLUMNS: Final = 50
@@ -210,7 +212,9 @@ def _contract(role: str, own: pa.DataType, file: SourceFile) -> str | None:
 def _missing(kind: str, column: str, files: Schemas) -> SchemaError:
     available = sorted({name for _, schema in files for name in schema.names})
     folded = {name.casefold(): name for name in available}
-    close = difflib.get_close_matches(column.casefold(), folded, n=1, cutoff=0.4)
+    asked = column.casefold()
+    close = [name for name in folded if asked in _WORD.findall(name)]
+    close = close or difflib.get_close_matches(asked, folded, n=1, cutoff=0.6)
     is_csv = ".csv" in files[0][0].format.suffixes
     is_odd = is_csv and ("" in folded or len(folded) == 1 or not close)
     suggestion = f"did you mean {folded[close[0]]!r}? " if close and not (is_csv and len(folded) == 1) else ""

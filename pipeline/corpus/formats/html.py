@@ -88,6 +88,8 @@ _BASE: Final = re.compile(r"[^\W_]|[)\]]")
 """What a number is raised over."""
 BAR: Final = re.compile(r"(?<!\\)\|")
 """What would end a cell if it stood in its text."""
+_TASKS: Final = ("inline-task-list", "checkbox-on", "checkbox-off")
+"""Classes of the tasks of Confluence and Notion, which tell by a class whether one is done."""
 _LINE_NUMBERS: Final = re.compile(r"[\d\s]+")
 _OF_LINE_NUMBERS: Final = ("linenos", "lineno", "linenumber", "line-number", "ln", "lnt")
 """Classes of the numbers that Sphinx, Rouge, Prism, Hugo and others write into code."""
@@ -138,6 +140,11 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         caption, picture = figure.find("figcaption", recursive=False), figure.find("img")
         if caption and picture and _words(picture.get("alt")) == _words(caption.get_text()):
             picture["alt"] = ""
+    for element in page.find_all(class_=[*_TASKS]):
+        if element.name != "ul":
+            element.replace_with("[x]" if "checkbox-on" in element["class"] else "[ ]")
+        for item in element.find_all("li", recursive=False) if element.name == "ul" else ():
+            item.insert(0, "[x] " if "checked" in item.get("class", ()) else "[ ] ")
     for element in page.find_all(["img", "area", "input"]):
         if element.get("type") == "checkbox" and element.find_parent("li"):
             mark = "[x]" if element.has_attr("checked") else "[ ]"

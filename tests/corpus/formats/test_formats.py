@@ -742,6 +742,13 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
             "- [x] done\n- [ ] open",
         ),
         (
+            (
+                "<ul class=inline-task-list><li class=checked>a<li>b</ul>"
+                "<ul><li><i class='checkbox checkbox-on'></i> c</ul>"
+            ),
+            "- [x] a\n- [ ] b\n\n- [x] c",
+        ),
+        (
             "<table><thead><tr><th>a<tbody><tr><td>1<tbody><tr><td>2<tfoot><tr><td>3</table>",
             "| a |\n| --- |\n| 1 |\n| 2 |\n| 3 |",
         ),
