@@ -144,7 +144,7 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         if element.name != "ul":
             element.replace_with("[x]" if "checkbox-on" in element["class"] else "[ ]")
         for item in element.find_all("li", recursive=False) if element.name == "ul" else ():
-            item.insert(0, "[x] " if "checked" in item.get("class", ()) else "[ ] ")
+            item.insert(0, "[x] " if "checked" in (item.get("class") or ()) else "[ ] ")
     for element in page.find_all(["img", "area", "input"]):
         if element.get("type") == "checkbox" and element.find_parent("li"):
             mark = "[x]" if element.has_attr("checked") else "[ ]"
