@@ -310,6 +310,11 @@ class EncoderConfig:
         return self.title_tokens + (LINE_TOKENS if self.describe else 0)
 
     @property
+    def shows_states(self) -> bool:
+        """Say whether the encoder shows states of tokens: no server does, and no vectors that are given."""
+        return self.given_dims is None and not self.model.startswith(("https://", "http://"))
+
+    @property
     def longest_chunk_tokens(self) -> int:
         """Return the most tokens a chunk may have."""
         return max(self.landmark_interval, self.whole_text_tokens)

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import regex
 from cairn.pipeline.cluster.sampling import hash_order
-from cairn.pipeline.config import LINE_TOKENS, MACHINE_SETTINGS, EncoderConfig
+from cairn.pipeline.config import DEFAULT_MODEL, LINE_TOKENS, MACHINE_SETTINGS, EncoderConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.describe import Describer, described_by
 from cairn.pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context
@@ -58,7 +58,7 @@ from cairn.pipeline.model.batching import one_torch_thread
 from cairn.pipeline.model.context_encoder import encoded_head
 from cairn.pipeline.model.document_encoder import embed_chunks, embed_windows, first_dims
 from cairn.pipeline.model.engine.backbone import Backbone
-from cairn.pipeline.model.folders.model_defaults import query_settings
+from cairn.pipeline.model.folders.model_defaults import encoder_config, query_settings
 from cairn.pipeline.model.landmark_mixer import mixer_of
 from cairn.pipeline.model.landmarks import (
     INTRODUCED_START,
@@ -313,6 +313,17 @@ class DocumentEncoder:
             mixed_QD = self._mixer.mix_queries(vectors_QV, self._mixed_context_CD)
             vectors_QV = first_dims(mixed_QD, self.vector_dim)
         return vectors_QV
+
+    def token_codes(
+        self, encoded: EncodedDocuments, texts: Sequence[str], titles: Sequence[str | None] | None
+    ) -> EncodedDocuments:
+        """Return documents that another encoder encoded, with token codes by this one."""
+        owners = np.repeat(np.arange(len(texts)), np.diff(encoded.chunk_offsets)).tolist()
+        spans = zip(owners, encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True)
+        chunks = [texts[owner][start:end] for owner, start, end in spans]
+        of_titles = titles or [None] * len(texts)
+        (_, chunk_tokens), (_, title_tokens) = self._encode_titles(chunks), self._encode_titles(of_titles)
+        return replace(encoded, chunk_tokens=chunk_tokens, title_tokens=title_tokens)
 
     def _encode_titles(
         self, titles: Sequence[str | None]
@@ -575,6 +586,16 @@ def first_tokens(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) ->
     ]
 
 
+TOKEN_READER: Final = DEFAULT_MODEL
+"""Reads tokens for an encoder that shows no states of them."""
+
+
+def load_token_reader(config: EncoderConfig, codebook: TokenCoder | None = None) -> DocumentEncoder:
+    """Load :data:`TOKEN_READER` for the chunks and queries of another encoder, whose settings these are."""
+    own = encoder_config({"model": TOKEN_READER, "token_bytes": config.token_bytes, "use_context": False})
+    return DocumentEncoder(own, token_codebook=codebook)
+
+
 CODEBOOK_TOKENS: Final = 16_384
 """Tokens of the sample that a codebook is fitted to."""
 OPENING_CHARACTERS: Final = 2_048
@@ -596,6 +617,9 @@ def fitted_codebook(
     """
     if not config.token_bytes:
         return None
+    if not config.shows_states:
+        reader = load_token_reader(config)
+        config, context, backbone = reader.config, None, reader.backbone
     trained = token_projection_of(config, backbone)
     if trained is not None and trained.vector_bytes <= config.token_bytes:
         return trained

@@ -60,9 +60,9 @@ def open_encoder(
     ``patience`` is that for servers that documents are sent to.
     """
     if config.given_dims is not None:
-        of_queries = replace(config, given_dims=None) if config.model != NO_MODEL else None
+        of_queries = replace(config, given_dims=None, token_bytes=0) if config.model != NO_MODEL else None
         own = None if of_queries is None else _open_model(of_queries, context, None, None, patience)
-        return GivenEncoder(config, own)
+        return GivenEncoder(config, own, token_codebook)
     return _open_model(config, context, backbone, token_codebook, patience)
 
 
@@ -74,5 +74,5 @@ def _open_model(
     patience: Patience | None,
 ) -> DocumentEncoder | EndpointEncoder:
     if is_endpoint(config.model):
-        return EndpointEncoder(config, context, patience)
+        return EndpointEncoder(config, context, patience, token_codebook)
     return DocumentEncoder(config, context, backbone, token_codebook, patience)

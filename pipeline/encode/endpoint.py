@@ -5,8 +5,8 @@
                                                  paid.sqlite: what was answered, by the hash of what was asked
 
 The packaged model's tokenizer cuts texts and counts their tokens. A server gives one vector a text and shows
-no states of tokens, so there are no token vectors and no windows; a contextual API reads the chunks of a
-document together, and its context is its own.
+no states of tokens, so there are no windows, and token vectors only of the packaged model, where they are
+asked for; a contextual API reads the chunks of a document together, and its context is its own.
 
 A model behind a name can change without notice. Vectors of fixed texts are drawn with a collection, stored
 with its context and hashed into its fingerprint. One of the texts goes along with every request for
@@ -35,11 +35,13 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.describe import Describer, require_describer
 from cairn.pipeline.encode.documents import (
+    DocumentEncoder,
     EncodedDocuments,
     cut_into_chunks,
     document_vectors,
     first_tokens,
     hashed_settings,
+    load_token_reader,
     shown_chunks,
 )
 from cairn.pipeline.encode.endpoint_requests import (
@@ -60,6 +62,7 @@ from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.checkpoint import read_tokenizer
 from cairn.pipeline.model.folders.names import embedded_folder
 from cairn.pipeline.model.landmarks import chunk_spans
+from cairn.pipeline.token_vectors.codebook import TokenCoder
 from cairn.pipeline.types import QueryTokens
 from jaxtyping import Float32, Int64
 from tokenizers import Tokenizer
@@ -91,7 +94,7 @@ UNIT_TOKENS: Final = 16_000
 
 _UNSUPPORTED: Final = (
     "pooling", "attention", "layers", "causal", "pool_prefix", "temperature", "query_temperature",
-    "use_context", "document_context", "token_bytes", "precision", "backend",
+    "use_context", "document_context", "precision", "backend",
 )  # fmt: skip
 """Settings of what a backbone does, which nothing can do for a vector that a server made."""
 
@@ -117,9 +120,14 @@ class EndpointEncoder:
     """
 
     def __init__(
-        self, config: EncoderConfig, context: ContextSet | None = None, patience: Patience | None = None
+        self,
+        config: EncoderConfig,
+        context: ContextSet | None = None,
+        patience: Patience | None = None,
+        token_codebook: TokenCoder | None = None,
     ) -> None:
         self._patience = patience or INGEST
+        self.token_codebook = token_codebook
         self._address = require_endpoint_fit(config)
         self.config = config
         self._endpoint = Endpoint(self._address, dims=config.dims, num_requests=config.endpoint_requests)
@@ -135,8 +143,10 @@ class EndpointEncoder:
         self._outage: str | None = None
         self._outage_at = 0.0
 
-    token_codebook: None = None
-    """A server shows no states."""
+    @cached_property
+    def _reader(self) -> DocumentEncoder:
+        """What reads tokens here, as a server shows no states."""
+        return load_token_reader(self.config, self.token_codebook)
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -146,7 +156,7 @@ class EndpointEncoder:
     @property
     def reads_titles(self) -> bool:
         """Say whether a document's title moves its vectors."""
-        return self.config.title_tokens > 0 or self._describer is not None
+        return self.config.title_tokens > 0 or self._describer is not None or self.config.token_bytes > 0
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -176,6 +186,7 @@ class EndpointEncoder:
             is_contextual=self._address.is_contextual,
             probes=hashlib.sha256(np.ascontiguousarray(self.probes_PV).tobytes()).hexdigest(),
             **hashed_settings(self.config),
+            **({"tokens": self._reader.backbone.weights_fingerprint} if self.config.token_bytes else {}),
         )
 
     @property
@@ -247,7 +258,7 @@ class EndpointEncoder:
         sizes = [int(num_tokens_M[first:end].sum()) for first, end in bounds]
         vectors = self._vectors(units, sizes, on_tokens)
         chunk_vectors_MV = np.concatenate([np.zeros((0, self.vector_dim), np.float32), *vectors])
-        return EncodedDocuments(
+        encoded = EncodedDocuments(
             document_vectors_NV=document_vectors(chunk_vectors_MV, offsets, "document"),
             num_tokens=np.diff(tokens.text_offsets).astype(np.int32),
             chunk_offsets=offsets,
@@ -256,6 +267,10 @@ class EndpointEncoder:
             chunk_vectors_MV=chunk_vectors_MV,
             lines=lines,
         )
+        if self.token_codebook is None:
+            return encoded
+        with self._cutting:
+            return self._reader.token_codes(encoded, texts, titles)
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Encode queries behind their prefix within the deadline of a query."""
@@ -268,8 +283,10 @@ class EndpointEncoder:
     def encode_query_tokens(
         self, texts: Sequence[str]
     ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
-        """Encode queries; no tokens come with them, since a server shows no states."""
-        return self.encode_queries(texts), [QueryTokens.none()] * len(texts)
+        """Encode queries; their tokens are read here where the documents' are, else there are none."""
+        if not self.config.token_bytes:
+            return self.encode_queries(texts), [QueryTokens.none()] * len(texts)
+        return self.encode_queries(texts), self._reader.encode_query_tokens(texts)[1]
 
     def keep_paid(self, path: Path | None) -> None:
         """Keep every answer in a file from here on, and ask for nothing that it holds; None ends that."""

@@ -5,13 +5,14 @@ alone tell its passages apart. Where chunks have vectors, the document's is thei
 reaches from the start of its chunk to that of the next one, the first from the text's beginning and the last
 to its end: what chunks share is shown once, and what lies between two of them is found by its words.
 
-There are no token vectors, no context and no landmarks.
+There are no context and no landmarks, and token vectors only of the packaged model, where they are asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,10 +20,12 @@ import numpy as np
 from cairn.pipeline.config import MACHINE_SETTINGS, NO_MODEL, EncoderConfig
 from cairn.pipeline.corpus.given_vectors import WHOLE, vector_records
 from cairn.pipeline.encode.documents import (
+    DocumentEncoder,
     EncodedDocuments,
     cut_into_chunks,
     document_vectors,
     hashed_settings,
+    load_token_reader,
     shown_chunks,
 )
 from cairn.pipeline.encode.tokenization import tokenize
@@ -30,16 +33,15 @@ from cairn.pipeline.errors import ConfigError, UsageError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.folders.checkpoint import read_tokenizer
 from cairn.pipeline.model.folders.names import embedded_folder
+from cairn.pipeline.token_vectors.codebook import TokenCoder
 from cairn.pipeline.types import QueryTokens
 from jaxtyping import Float32
 from tokenizers import Tokenizer
 
 if TYPE_CHECKING:
-    from cairn.pipeline.encode.documents import DocumentEncoder
     from cairn.pipeline.encode.endpoint import EndpointEncoder
 
 _OF_DOCUMENTS: Final = (
-    "token_bytes",
     "title_tokens",
     "document_prefix",
     "use_context",
@@ -64,7 +66,8 @@ def require_given_fit(config: EncoderConfig) -> None:
         if getattr(config, name) != getattr(default, name):
             raise ConfigError(
                 f"{name} must go with a model that encodes documents, got it with --vector-column; given "
-                "vectors have no token vectors, no context and no landmarks: leave it out"
+                "vectors have no context and no landmarks, and token vectors where a model encodes queries: "
+                "leave it out"
             )
 
 
@@ -74,8 +77,14 @@ class GivenEncoder:
     Without one a query's vector is zero, and words alone rank.
     """
 
-    def __init__(self, config: EncoderConfig, queries: DocumentEncoder | EndpointEncoder | None) -> None:
+    def __init__(
+        self,
+        config: EncoderConfig,
+        queries: DocumentEncoder | EndpointEncoder | None,
+        token_codebook: TokenCoder | None = None,
+    ) -> None:
         require_given_fit(config)
+        self.token_codebook = token_codebook
         assert config.given_dims, "the width is known once the corpus was read"
         self.config, self.queries = config, queries
         self.vector_dim = config.given_dims
@@ -88,11 +97,21 @@ class GivenEncoder:
         self.tokenizer: Tokenizer = read_tokenizer(embedded_folder() / "tokenizer.json")
         """The packaged model's, which cuts texts and counts their tokens."""
         self.fingerprint = fingerprint(
-            kind="given", queries=queries and queries.fingerprint, **hashed_settings(config)
+            kind="given",
+            queries=queries and queries.fingerprint,
+            **hashed_settings(config),
+            **({"tokens": self._reader.backbone.weights_fingerprint} if config.token_bytes else {}),
         )
 
-    reads_titles: bool = False
-    token_codebook: None = None
+    @cached_property
+    def _reader(self) -> DocumentEncoder:
+        """What reads tokens, of which given vectors say nothing."""
+        return load_token_reader(self.config, self.token_codebook)
+
+    @property
+    def reads_titles(self) -> bool:
+        """Say whether a document's title moves what is kept of it."""
+        return self.config.token_bytes > 0
 
     @property
     def outage(self) -> str | None:
@@ -108,7 +127,6 @@ class GivenEncoder:
         given: Sequence[bytes] | None = None,
     ) -> EncodedDocuments:
         """Return the vectors that documents brought, as they are staged; without them :class:`UsageError`."""
-        del titles
         if given is None:
             raise UsageError("documents of this collection bring their vectors; no model encodes them")
         tokens = tokenize(self.tokenizer, texts)
@@ -136,7 +154,7 @@ class GivenEncoder:
         chunk_vectors_MV = records["vector"][np.concatenate([none, *places_N])]
         if on_tokens is not None:
             on_tokens(len(tokens.ids))
-        return EncodedDocuments(
+        encoded = EncodedDocuments(
             document_vectors_NV=document_vectors(chunk_vectors_MV, offsets, "document"),
             num_tokens=np.diff(tokens.text_offsets).astype(np.int32),
             chunk_offsets=offsets,
@@ -144,6 +162,7 @@ class GivenEncoder:
             end_char=np.concatenate([none, *ends_N]),
             chunk_vectors_MV=chunk_vectors_MV,
         )
+        return encoded if self.token_codebook is None else self._reader.token_codes(encoded, texts, titles)
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Encode queries by their model; zeros without one."""
@@ -154,8 +173,10 @@ class GivenEncoder:
     def encode_query_tokens(
         self, texts: Sequence[str]
     ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
-        """Encode queries; no token vectors are there to compare their tokens with."""
-        return self.encode_queries(texts), [QueryTokens.none()] * len(texts)
+        """Encode queries, and read their tokens where the documents' are read."""
+        if not self.config.token_bytes:
+            return self.encode_queries(texts), [QueryTokens.none()] * len(texts)
+        return self.encode_queries(texts), self._reader.encode_query_tokens(texts)[1]
 
     def keep_paid(self, path: Path | None) -> None:
         """Nothing is asked for documents."""

@@ -257,7 +257,7 @@ class EncoderWorker:
         )
         doc_ids, titles, texts, queries, given = (column.to_pylist() for column in rows.itercolumns())
         if isinstance(self._encoder, GivenEncoder):
-            encoded = self._encoder.encode(texts, on_tokens, given=given)
+            encoded = self._encoder.encode(texts, on_tokens, titles=titles, given=given)
         else:
             encoded = self._encoder.encode(texts, on_tokens, titles=titles)
         assignments_N = self._assign(doc_ids, titles, texts, queries)

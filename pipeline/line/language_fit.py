@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 import pyarrow.dataset as pa_dataset
-from cairn.pipeline.config import NO_MODEL, IngestConfig
+from cairn.pipeline.config import DEFAULT_MODEL, NO_MODEL, IngestConfig
 from cairn.pipeline.corpus.columns import PLAIN, WITH_COMMA, are_names, decimals_of
 from cairn.pipeline.lexical.languages import AUTO, STEMMERS, UNSPACED, language_of
 from cairn.pipeline.lexical.tokenizer import main_languages, runs_of
@@ -46,17 +46,20 @@ def language_warnings(config: IngestConfig, rows: pa_dataset.Dataset) -> tuple[s
     if main in {(), ("en",)}:
         return ()
     strange: list[str] = []
-    if not is_endpoint(config.encoder.model) and config.encoder.model != NO_MODEL:  # whose tokenizer is here
+    model, advice = config.encoder.model, "choose a multilingual model with --model"
+    if (is_endpoint(model) or model == NO_MODEL) and config.encoder.token_bytes:
+        model, advice = DEFAULT_MODEL, "leave --token-bytes out"
+    if not is_endpoint(model) and model != NO_MODEL:  # whose tokenizer is here
         # Loads torch, which an ingest without changes does without.
         from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
-        tokenizer = read_checkpoint(model_folder(config.encoder.model)).tokenizer
+        tokenizer = read_checkpoint(model_folder(model)).tokenizer
         strange = [each for language in main for each in _misfit(language, by_language[language], tokenizer)]
     warnings: list[str] = []
     if strange:
         warnings.append(
-            f"{describe_model(config.encoder.model)} must know the languages of the texts, got "
-            f"{', '.join(strange)}; choose a multilingual model with --model, in a new collection"
+            f"{describe_model(model)} must know the languages of the texts, got {', '.join(strange)}; "
+            f"{advice}, in a new collection"
         )
     if config.index.language == AUTO:
         counted = ", ".join(f"{language} ({_how_counted(language)})" for language in main)

@@ -160,7 +160,7 @@ def _estimate(
     from cairn.pipeline.encode.documents import DocumentEncoder  # imports torch
 
     if config.encoder.given_dims is not None:
-        return _Estimate()
+        return _Estimate(encode_seconds=_reading_seconds(texts, config, planned))
     if is_endpoint(config.encoder.model):
         return _estimate_endpoint(texts, config, planned, published)
     sample = _within(texts, SAMPLE_CHARACTERS // (CONTEXT_SHARE if config.encoder.use_context else 1))
@@ -217,8 +217,22 @@ def _estimate_endpoint(
         sent = round(tokens * (1 + extra / chunk))
         rate = published.encode_tokens_per_second if published else 0.0
         seconds = tokens / rate if rate else encoder.seconds_a_token(chunk) * sent
+    if not rate:
+        seconds += _reading_seconds(texts, config, planned)
     price = config.encoder.endpoint_price
     return _Estimate(tokens=sent, encode_seconds=seconds, cost=sent * price / 1e6 if price else None)
+
+
+def _reading_seconds(texts: Sequence[str], config: IngestConfig, planned: Staged) -> float:
+    """Return how long tokens are read here for an encoder that shows no states of them, 0 without."""
+    from cairn.pipeline.encode.documents import load_token_reader
+
+    if not config.encoder.token_bytes:
+        return 0.0
+    reader, sample = load_token_reader(config.encoder), _within(texts, SAMPLE_CHARACTERS)
+    started = time.monotonic()
+    reader.encode(sample)
+    return (time.monotonic() - started) * planned.characters / max(1, sum(map(len, sample)))
 
 
 def _estimate_lines(

@@ -37,6 +37,7 @@ from cairn.pipeline.line.publish import publish
 from cairn.pipeline.line.run import Run, StageWatch
 from cairn.pipeline.line.view import view_corpus
 from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.model.folders.names import is_endpoint
 from cairn.pipeline.types import ProgressListener, silent_progress, staged_schema
 
 WORK = "recontextualise"
@@ -107,10 +108,10 @@ def _open(
     watch = StageWatch(progress)
     layout = CollectionLayout.at(Path(root), collection)
     with closing(engine or EncoderWorker(config)) as opened, writing(layout) as published:
-        if config.encoder.given_dims is not None:
+        if config.encoder.given_dims is not None or is_endpoint(config.encoder.model):
             raise ConfigError(
-                "a new context must be for documents that a model encodes, got documents that bring their "
-                "vectors; ingest them again to change these"
+                "a new context must be for documents that a model encodes here, got some that bring their "
+                "vectors or have an endpoint's; ingest them again, into a new collection, to change these"
             )
         require_same_model(layout, published, config, opened)
         stored = [

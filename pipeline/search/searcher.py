@@ -130,8 +130,9 @@ class Searcher(ServedGeneration):
         explanations, late = None, None
         if isinstance(encoded, EncodedQueries) and (explanations := _explanations(search, encoded)):
             late = [each and each.late for each in explanations]
-            unknown = [place for place, tokens in enumerate(encoded.tokens) if not len(tokens.ids_T)]
-            search = replace(search, unknown=unknown)
+            if generation.manifest.encoder.shows_states:  # else another model's words are known
+                unknown = [place for place, tokens in enumerate(encoded.tokens) if not len(tokens.ids_T)]
+                search = replace(search, unknown=unknown)
         vectors = np.zeros((len(vectors_QV), dim), np.float32) if by_words else unit_vectors(vectors_QV, dim)
         with _thread_pools().limit(limits=1, user_api="blas"):  # threads that share a small product spin
             rankings = rank_queries(search, vectors, late)

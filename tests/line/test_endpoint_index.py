@@ -6,16 +6,23 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
 from cairn.pipeline.collection import load_query_encoder, open_collection
-from cairn.pipeline.encode import endpoint, endpoint_requests
+from cairn.pipeline.config import DEFAULT_MODEL
+from cairn.pipeline.encode import documents, endpoint, endpoint_requests
+from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.endpoint import PROBES
 from cairn.pipeline.encode.endpoint_requests import KEY_VARIABLE, Patience
 from cairn.pipeline.errors import EndpointDownError, FingerprintMismatchError
+from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.line import live_engine
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.ingest_settings import resolve_ingest_config
+from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
@@ -50,6 +57,41 @@ def _ingest(server: EmbeddingServer, *options: str) -> int:
 
 def _counts(server: EmbeddingServer) -> list[int]:
     return sorted({server.embedded[text] for text in TEXTS})
+
+
+def test_tokens_of_an_endpoints_chunks_are_read_here(
+    embedding_server, monkeypatch, tiny_model_folder, capsys
+):
+    monkeypatch.setattr(documents, "TOKEN_READER", str(tiny_model_folder))
+    assert _ingest(embedding_server, "--token-bytes", "8", "--dry-run") == 0
+    assert not embedding_server.embedded.keys() & set(TEXTS)
+    assert _ingest(embedding_server, "--token-bytes", "8") == 0
+    assert f"token vectors by {DEFAULT_MODEL} alone" in capsys.readouterr().err
+    _write([*TEXTS, "an old stone river " * 60])
+    assert _ingest(embedding_server) == 0
+    assert _counts(embedding_server) == [1]
+    opened = open_collection("c")
+    status = opened.status()
+    assert (status["token_vectors"]["vector_bytes"], status["documents"]) == (8, len(TEXTS) + 1)
+    found, without = (opened.search("stone 7 on the old path", late=late).hits[0] for late in (True, False))
+    assert ("late" in found.scores, "late" in without.scores) == (True, False)
+    generation = open_generation(opened.layout, 2)
+    stored, chunk = generation.token_vectors, generation.num_chunks - 2
+    (start,), (end,) = generation.spans_of(np.array([chunk]), np.array([chunk + 1]))
+    text = ("an old stone river " * 60)[start:end]
+    reader = DocumentEncoder(
+        encoder_config({"model": str(tiny_model_folder)}), token_codebook=stored.codebook
+    )
+    own = stored.chunks.read(np.array([chunk])).codes
+    assert len(own) > 30
+    np.testing.assert_array_equal(own, reader.encode([text]).chunk_tokens.rows[:, :-1])
+    with pytest.raises(FingerprintMismatchError, match=r"token_bytes is 8, got 0"):
+        _refused(embedding_server)
+
+
+def _refused(server: EmbeddingServer) -> None:
+    settings = {"encoder": {"model": server.model, "token_bytes": 0}}
+    build_index(["corpus.parquet"], "cairn-data", "c", resolve_ingest_config(settings, None))
 
 
 def test_ingest_and_search_by_an_endpoint(embedding_server, capsys):

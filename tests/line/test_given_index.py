@@ -17,6 +17,7 @@ from cairn.cli.main import cairn as command
 from cairn.cli.main import run
 from cairn.pipeline.collection import load_query_encoder
 from cairn.pipeline.corpus.sources import TableSource
+from cairn.pipeline.encode import documents
 from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import (
     ConfigError,
@@ -207,7 +208,9 @@ def _ingest_as(notes: cairn.Collection, model: str) -> None:
     build_index([TableSource(table=pa.Table.from_pylist(_rows()))], notes.layout.root, notes.name, own)
 
 
-def test_texts_are_encoded_by_the_model_that_made_the_vectors(root: Path, tiny_model_folder: Path) -> None:
+def test_texts_are_encoded_by_the_model_that_made_the_vectors(
+    root: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = str(tiny_model_folder)
     encoder = load_encoder(model, landmark_interval=64, window_tokens=80)
     vectors_NV = encoder.encode_documents(TEXTS)
@@ -218,6 +221,11 @@ def test_texts_are_encoded_by_the_model_that_made_the_vectors(root: Path, tiny_m
     assert any("encodes queries alone" in warning for warning in report.warnings)
     answer = cairn.open_collection("c", root=root).search(TEXTS[3], hybrid=False, top_k=1)
     assert answer.hits[0].scores["document"] == pytest.approx(1.0, abs=1e-5)
+    monkeypatch.setattr(documents, "TOKEN_READER", model)
+    report = _collection(root, "read", encoder={"model": model, **sizes, "token_bytes": 8}).add(rows)
+    assert any("token vectors by cairn-minilm alone" in warning for warning in report.warnings)
+    read = cairn.open_collection("read", root=root).search(TEXTS[3], top_k=1).hits[0]
+    assert (read.doc_id, "late" in read.scores, "late" in answer.hits[0].scores) == ("d3", True, False)
     with pytest.raises(ConfigError, match="name that model, or none"):
         _collection(root, "narrow", encoder={"model": model, **sizes}).add(_rows())
     assert not (root / "narrow").exists()

@@ -74,14 +74,13 @@ ENDPOINT_DEFAULTS: Final[Mapping[str, Any]] = {
 
 
 _OF_ENDPOINTS: Final = (
-    "{} is an endpoint: it gives one vector a text and shows no states of tokens, so there are no token "
-    "vectors, no windows and no stored context; BM25 and vectors rank"
+    "{} is an endpoint: it gives one vector a text and shows no states of tokens, so there are {}, no "
+    "windows and no stored context; BM25 and vectors rank"
 )
 
 
-_OF_GIVEN: Final = (
-    "documents bring their vectors: there are no token vectors, no context and no landmarks; {}"
-)
+_OF_GIVEN: Final = "documents bring their vectors: there are {}, no context and no landmarks; {}"
+_TOKENS: Final = {False: "no token vectors", True: f"token vectors by {DEFAULT_MODEL} alone"}
 _WITHOUT_MODEL: Final = (
     "nothing encodes queries, so texts are answered by BM25 alone, and vectors by search_vectors"
 )
@@ -462,11 +461,13 @@ def kind_warning(config: EncoderConfig) -> str | None:
 
 def settings_warnings(config: EncoderConfig, context: ContextConfig) -> tuple[str, ...]:
     """Return a sentence on each thing to know about the settings of an encoder and its context."""
+    tokens = _TOKENS[config.token_bytes > 0]
     if config.given_dims is not None:
         is_without = config.model == NO_MODEL
-        return (_OF_GIVEN.format(_WITHOUT_MODEL if is_without else f"{config.model} encodes queries alone"),)
+        asked = _WITHOUT_MODEL if is_without else f"{config.model} encodes queries alone"
+        return (_OF_GIVEN.format(tokens, asked),)
     if is_endpoint(config.model):
-        return (_OF_ENDPOINTS.format(config.model),)
+        return (_OF_ENDPOINTS.format(config.model, tokens),)
     of_model = (transformers_warning, kind_warning, untrained_settings_warning, window_warning)
     found: list[str | None] = []
     for warning in (*of_model, partial(context_warning, context=context)):

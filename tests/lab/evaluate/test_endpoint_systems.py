@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from cairn.pipeline.config import ContextConfig
+from cairn.pipeline.encode import documents
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.evaluate.bench import run_bench
 from cairn.pipeline.lab.evaluate.report import ingest_flags
@@ -28,6 +30,21 @@ def test_rows_of_an_endpoint_are_ranked_by_its_vectors(embedding_server, judged)
     assert all(embedding_server.embedded[query] for query in judged.queries)
     for text in judged.texts:  # short texts are one chunk, which the baseline sends as it is
         assert embedding_server.embedded[text.strip()]
+
+
+def test_rows_of_tokens_that_are_read_here_stand_beside_the_others(
+    embedding_server, judged, monkeypatch, tiny_model_folder
+):
+    monkeypatch.setattr(documents, "TOKEN_READER", str(tiny_model_folder))
+    chosen = {"model": embedding_server.model, "token_bytes": 8}
+    base, baseline = encoder_config(chosen), baseline_config(chosen, None)
+    systems, _ = choose_systems(base, baseline, ContextConfig(), ["cairn/*+bm25"], is_whole_table=False)
+    fused, late = run_bench(judged, systems)
+    assert (fused.system.name, late.system.name) == ("cairn/fused+bm25", "cairn/late+bm25")
+    assert late.cost.index_bytes > fused.cost.index_bytes
+    assert any(
+        not np.array_equal(one.scores, other.scores) for one, other in zip(fused.run, late.run, strict=True)
+    )
 
 
 def test_word_rows_of_an_endpoint_ask_for_nothing(embedding_server, judged):
