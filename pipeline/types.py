@@ -462,7 +462,7 @@ class ColumnSummary:
 class CollectionSummary:
     """A collection in a line.
 
-    Counts are None where there are none, or where the key sees a part of the documents only.
+    Counts are missing where there are none, or where the key sees a part of the documents only.
     """
 
     __pydantic_config__ = DESCRIBED

@@ -9,8 +9,10 @@ source code and plain text, it is a line. Documents without pages have headings 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -88,20 +90,27 @@ def _unit_of(text: str, source_file: str) -> str | None:
 
 
 def _heading(text: str, begin: int, end: int) -> str | None:
-    """Return the last heading that begins within these characters; a `#` between fences is none."""
-    heading = fence = None
-    stop = text.find("\n", end) + 1 or len(text)
-    if text.find("#", begin, stop) < 0:  # finds none in a thousandth of the time
-        return None
-    for found in _HEADING_OR_FENCE.finditer(text, begin, stop):
-        if found.start() >= end:
-            break
-        if found["fence"] is None:
-            heading = heading if fence else found["heading"]
-        elif fence is None or found["fence"].startswith(fence):
-            fence = None if fence else found["fence"]
-    if heading is None:
-        return None
-    heading = HEADING_ID.sub("", heading)
-    name = " ".join(heading.rstrip("# \t").split() or heading.split())
-    return name if len(name) <= _SHOWN_CHARACTERS else f"{name[: _SHOWN_CHARACTERS - 1]}…"
+    """Return the last heading that begins within these characters."""
+    starts, names = _headings(text)
+    last = bisect_left(starts, end) - 1
+    return names[last] if last >= 0 and starts[last] >= begin else None
+
+
+@lru_cache(maxsize=16)
+def _headings(text: str) -> tuple[list[int], list[str]]:
+    """Return where headings begin, and what they say; a `#` between fences is none.
+
+    It is kept for the passages and highlights of one text, of which each asks.
+    """
+    starts, names = list[int](), list[str]()
+    fence = None
+    for found in _HEADING_OR_FENCE.finditer(text) if "#" in text else ():
+        if found["fence"] is not None:
+            if fence is None or found["fence"].startswith(fence):
+                fence = None if fence else found["fence"]
+        elif not fence:
+            heading = HEADING_ID.sub("", found["heading"])
+            name = " ".join(heading.rstrip("# \t").split() or heading.split())
+            starts.append(found.start())
+            names.append(name if len(name) <= _SHOWN_CHARACTERS else f"{name[: _SHOWN_CHARACTERS - 1]}…")
+    return starts, names

@@ -554,7 +554,7 @@ class LiveWriter:
             sources = [source if bounds is None else BoundedSource(source=source, allowed=tuple(bounds))]
         else:
             sources, deleted = last_rows((write.rows, write.deleted) for write in writes)
-            if not sources[0].table.num_rows and not (deleted and self.layout.exists()):
+            if len(sources[0].table) == 0 and not (deleted and self.layout.exists()):
                 return Outcome(state="searchable", generation=before or 0)  # there is nothing to publish
 
         stage_now = ""
