@@ -63,6 +63,16 @@ _GUESSED: Final = (
     "koi8_r",
     *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
 )
+_COMMON_SHARE: Final = 0.7
+"""How much of a text of East Asia is usual letters, at least."""
+_COMMON: Final = {
+    "cp949": re.compile(rb"[\xa1-\xa3\xb0-\xc8][\xa1-\xfe]"),
+    "euc_jp": re.compile(rb"[\xa1\xa3-\xa5\xb0-\xcf][\xa1-\xfe]"),
+    "gb18030": re.compile(rb"[\xa1-\xa3\xb0-\xd7][\xa1-\xfe]"),
+    "big5": re.compile(rb"[\xa1-\xc6]."),
+    "cp932": re.compile(rb"[\x81-\x83\x88-\x97]."),
+}
+"""Of encodings of East Asia, the signs and those letters that their standards put first as the usual ones."""
 _STORE_ERROR: Final = re.compile(
     r"AWS Error (?!ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_|RESOURCE_NOT_FOUND)"
     r"|^(?!.*//169\.254\.).*, after \d+ retries",
@@ -344,9 +354,21 @@ def encoding_of(raw: bytes, declared: str = "") -> tuple[str, bool]:
         best = [each for each in found if each.chaos == found[0].chaos]
         if any(_GUESSED[0] in each.could_be_from_charset for each in best):
             return _GUESSED[0], True
+        if best and best[0].encoding not in _COMMON:
+            return best[0].encoding, True
+        # A short text tells little, and letters of vendors such as ① and ㈱ look unlikely.
+        shares = {each: _common_share(raw[:HEAD_BYTES], each) for each in _COMMON if _is_in(raw, each)}
+        if max(shares.values(), default=0) >= _COMMON_SHARE:
+            return max(shares, key=shares.__getitem__), True
         if best:
             return best[0].encoding, True
     return "utf-8-sig", False
+
+
+def _common_share(raw: bytes, encoding: str) -> float:
+    letters = re.sub("[\0-\x7f]", "", raw.decode(encoding, "ignore"))
+    common = sum(bool(_COMMON[encoding].fullmatch(each.encode(encoding))) for each in letters)
+    return common / max(1, len(letters))
 
 
 def _is_in(raw: bytes, encoding: str) -> bool:
