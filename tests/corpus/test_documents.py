@@ -370,6 +370,26 @@ def test_words_of_pdf_are_whole_and_keep_hyphens_of_their_own(
     assert row["text"] == word
 
 
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (b"Sch) 0 (\250) 450 (on", "Schön"),  # as pdfTeX moves back to what stands below
+        (b"Cap met)] TJ 2.5 2 Td [(\264", "Ćap met"),
+        (b"Caf) 0 (e) 450 (\264) -100 ( au lait", "Café au lait"),
+        (b"Fran) 0 (\270) 450 (cois", "François"),
+        (b"d\264accord, it\264s, `a` and x`y", "d\xb4accord, it\xb4s, `a` and x`y"),
+        (b"\210 Alpha", "• Alpha"),
+    ],
+)
+def test_an_accent_of_pdf_belongs_to_the_letter_that_it_stands_over(
+    tmp_path: Path, shown: bytes, text: str
+) -> None:
+    font = (FONT % b"").replace(b"/uni2010", b"/uni2010 136/uni0088")
+    content = b"BT /H 12 Tf 72 700 Td [(%s)] TJ ET" % shown
+    [row], _ = read(pdf(tmp_path / "a.pdf", content, font=font))
+    assert row["text"].rstrip() == text
+
+
 HEBREW = "אבגדהוזחט"
 HEBREW_FONT = (FONT % (b"/FirstChar 0/LastChar 255/Widths[%s]" % (b"500 " * 256))).replace(
     b"]>>", b" 192%s]>>" % "".join(f"/uni{ord(letter):04X}" for letter in HEBREW).encode(), 1

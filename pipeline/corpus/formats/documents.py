@@ -30,6 +30,7 @@ from itertools import chain, groupby, pairwise, product, zip_longest
 from pathlib import Path, PurePosixPath
 from string import ascii_uppercase
 from typing import Any, Final, NamedTuple, cast
+from unicodedata import combining, normalize
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element
@@ -88,6 +89,16 @@ _OF_TEX: Final = {
     0x15: "–", 0x16: "—", 0x1B: "ff", 0x1C: "fi", 0x1D: "fl", 0x1E: "ffi", 0x1F: "ffl",
 }  # fmt: skip
 """What fonts of TeX have where others have controls, as those made of dots that tell no characters."""
+_BULLET: Final = re.compile("^[\x80-\x84\x86-\x9f](?=[ \r\n])", re.MULTILINE)
+"""A control where a line begins, as the bullets of TeX are."""
+_ACCENTS: Final = dict(
+    zip(
+        "`´ˆ˜¯˘˙¨˚˝ˇ¸˛",
+        "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327\u0328",
+        strict=True,
+    )
+)
+"""Accents that stand by themselves, by what makes a letter of a letter and them."""
 
 
 class PdfFormat(PagedFormat):
@@ -132,7 +143,8 @@ def _pdf_page(document: Any, index: int) -> str:
         page.close()  # what was filled in is content of the page once it is loaded again
         page = document[index]
     shown = page.get_textpage()
-    text = text_in_reading_order(shown, cast("str", shown.get_text_range())).translate(_OF_TEX)
+    text = _accented(shown, cast("str", shown.get_text_range()))
+    text = _BULLET.sub("•", text_in_reading_order(shown, text).translate(_OF_TEX))
     text = _WORDS.sub(_joined, _PRINTED_HYPHEN.sub(_BROKEN, text))
     is_scan = not text.strip() and raw.FPDFPage_CountObjects(page) > 0
     shown.close()
@@ -140,6 +152,41 @@ def _pdf_page(document: Any, index: int) -> str:
     if is_scan:
         raise PageWithoutText(_WITHOUT_TEXT)
     return text
+
+
+def _accented(page: Any, text: str) -> str:
+    """Return a text of PDFium with one letter for a letter and the accent that a page has over or below it.
+
+    Where they stand tells an accent from an apostrophe, or a mark of code, that looks the same.
+    """
+    accents = [place for place, each in enumerate(text) if each in _ACCENTS]
+    if not accents or page.count_chars() != len(text):
+        return text
+    letters = [*text]
+    for place in accents:
+        accent, near = _ACCENTS[text[place]], (place + 1, place - 1)
+        if not (text[place - 1 : place] + text[place + 1 : place + 2]).strip():  # PDFium took it for a word
+            near = range(len(text))
+        for letter in near:
+            base = text[letter : letter + 1].replace("ı", "i").replace("ȷ", "j")
+            whole = normalize("NFC", base + accent)
+            if len(whole) == len(base) and _touches(
+                page.get_charbox(place), page.get_charbox(letter), is_below=combining(accent) < _ABOVE
+            ):
+                letters[letter], letters[place] = whole, ""
+                break
+    return "".join(letters)
+
+
+_ABOVE: Final = 230
+"""What Unicode calls the place of an accent above a letter; those of accents below are less."""
+
+
+def _touches(accent: tuple[float, ...], letter: tuple[float, ...], is_below: bool) -> bool:
+    """Whether an accent stands close above or below a letter; both are left, bottom, right and top."""
+    middle, height = (accent[0] + accent[2]) / 2, letter[3] - letter[1]
+    gap = letter[1] - accent[3] if is_below else accent[1] - letter[3]
+    return letter[0] < middle < letter[2] and -height / 4 < gap < height / 2
 
 
 def _joined(word: re.Match[str]) -> str:
