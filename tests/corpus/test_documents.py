@@ -539,6 +539,7 @@ REPORT = f"--B\n\nSorry.\n--B\nContent-Type: message/delivery-status\n\n{STATUS}
 STUB = "--B\n\nSee the HTML.\n--B\nContent-Type: text/html\n\n<p>Prices rise\n--B--"
 SAME = "--B\n\nPrices rise.\n--B\nContent-Type: text/html\n\n<p><a href=x>Prices</a> rise.\n--B--"
 CELL = "<tc><p><t>a</t><lastRenderedPageBreak/><t>b</t></p></tc>"
+BARE = "<pandas.io.formats.style.Styler at 0x7f>"
 OUTPUT = "```\nf()\n```\n\n```\n%s\n```"
 
 
@@ -594,6 +595,10 @@ OUTPUT = "```\nf()\n```\n\n```\n%s\n```"
         (_cell({"text/html": ["<p>a <b>b</b>"]}), OUTPUT % "a **b**"),
         (_cell({"application/json": {"é": 1}}), OUTPUT % '{"é": 1}'),
         (_cell({"text/plain": ["\x1b[31mred\x1b[0m"], "text/html": "<p>x"}), OUTPUT % "red"),
+        (_cell({"text/plain": BARE, "text/markdown": ["**a**"]}), OUTPUT % "**a**"),
+        (_cell({"text/plain": BARE, "text/html": "<style>p {}</style><p>a <b>b"}), OUTPUT % "a **b**"),
+        (_cell({"text/plain": BARE, "text/html": "<script>f()</script>"}), OUTPUT % BARE),
+        (_cell({"text/plain": BARE, "text/latex": "$x$"}), OUTPUT % "$x$"),
         (_cell({"text/plain": "\x1b]8;;http://a\x07link\x1b]8;;\x07"}), OUTPUT % "link"),
     ],
 )

@@ -1253,6 +1253,8 @@ def _unflowed(text: str, between: str) -> str:
 
 _COLOURS: Final = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 """What colours a text on a terminal, or makes a link of it there."""
+_BARE_OBJECT: Final = re.compile(r"<[\w.]+(?: [^<>]*)?>")
+"""An object that says no more of itself as a text than of which class it is."""
 
 
 class NotebookFormat(PagedFormat):
@@ -1308,13 +1310,17 @@ def _shown(output: Mapping[str, Any]) -> str | Sequence[str]:
     if "ename" in output:
         return f"{output['ename']}: {output.get('evalue', '')}"
     data = output.get("data") or {}
-    if shown := output.get("text") or data.get("text/plain") or data.get("text/markdown"):
+    plain = "".join(output.get("text") or data.get("text/plain") or "")
+    if plain and not _BARE_OBJECT.fullmatch(plain.strip()):
+        return plain
+    if shown := data.get("text/markdown"):
         return shown
-    if "text/html" in data:
-        return str(converted("".join(data["text/html"]), is_page=False).text)
+    if shown := str(converted("".join(data.get("text/html", "")), is_page=False).text):
+        return shown
     if "application/json" in data:
         return json.dumps(data["application/json"], ensure_ascii=False)
-    return next((value for kind, value in data.items() if kind.startswith("text/")), "")
+    others = (kind for kind in data if kind.startswith("text/") and kind not in ("text/plain", "text/html"))
+    return next((data[kind] for kind in others), plain)
 
 
 class CodeFormat(TextFormat):
