@@ -157,7 +157,10 @@ def test_clusters_and_token_codes_on_a_card_are_those_of_processors(
             VECTORS[:500], VECTORS[500:1_000], ClusterConfig(num_clusters=8), surrogate_fingerprint="s"
         )
         codebook = TokenCodebook.fit(VECTORS[:2_048], np.ones(4, np.float32), 4)
-        return clusters.objective_I, codebook.decode(codebook.encode(VECTORS[:100]))
+        decoded = codebook.similarities(
+            codebook.encode(VECTORS[:100]), np.eye(codebook.model_dim, dtype=np.float32)
+        )
+        return clusters.objective_I, decoded
 
     there = trained()
     if isinstance(gpu, FaissGpu):
