@@ -84,6 +84,12 @@ _ONE: Final = re.compile(r"[\d.,]+|[^\W\d_]+|[^\w\s]|\([^()]*\)|")
 """A part of a formula that needs no brackets."""
 RAISED: Final = re.compile(r"[-+\N{MINUS SIGN}]?\d")
 """What would be another number if it stood on the line, as the 6 of 10⁶."""
+_RULE: Final = re.compile(r"(?:^|(?<=\}))\s*(?:span)?\.([\w-]+)\s*\{([^{}]*)")
+"""A rule of a page's style for one class, and no more than that."""
+_DRAWN: Final = re.compile(
+    r"(?i)(?<![\w-])(?:(vertical-align\s*:\s*super)|text-decoration(?:-line)?\s*:[^;]{0,99}line-through)"
+)
+"""What raises a text, or strikes it out."""
 _BASE: Final = re.compile(r"[^\W_]|[)\]]")
 """What a number is raised over."""
 BAR: Final = re.compile(r"(?<!\\)\|")
@@ -157,6 +163,12 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         shown = element.get_text().strip(_LINK_SIGNS)
         if not shown or (not shown.strip(_OWN_LINK_SIGNS) and _is_within_its_aim(element)):
             element.decompose()
+    rules = chain.from_iterable(_RULE.findall(each.get_text()) for each in page.find_all("style"))
+    drawn = {name: found for name, rule in rules if (found := _DRAWN.search(rule))}
+    for element in page.find_all("span"):  # Google Docs says by classes what is raised and struck out
+        of_classes = (drawn[each] for each in element.get("class") or () if each in drawn)
+        if found := next(of_classes, None) or _DRAWN.search(str(element.get("style") or "")):
+            element.name = "sup" if found[1] else "s"
     for element in page.find_all("sup"):
         before = element.previous_sibling
         if RAISED.match(element.get_text()) and before is not None and _BASE.search(before.get_text()[-1:]):

@@ -734,6 +734,15 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
             "10^6 m^-2 1st H2O\n\n1Note",
         ),
         ("<p>(a)<sup>2</sup>", "(a)^2"),
+        (
+            (
+                "<style>.a{color:red;vertical-align:super}.b{text-decoration:line-through}"
+                ".c .d,.e:hover{text-decoration:line-through}</style><p>10<span class=a>6</span> "
+                "<span class='x b'>100</span> "
+                "<span class='d e'>80</span> 10<span style='vertical-align: super'>9</span>"
+            ),
+            "10^6 ~~100~~ 80 10^9",
+        ),
         ("<p>See <a href='data:text/plain;base64,aGVsbG8='>the <b>file</b></a>.", "See the **file**."),
         ("<figure><img alt='A  lens'><figcaption aria-hidden=true>A lens</figcaption></figure>", "A lens"),
         ("<figure><img alt=Lens><figcaption>A lens</figcaption></figure>", "Lens \n\nA lens"),
@@ -750,6 +759,10 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
                 "<ul><li><i class='checkbox checkbox-on'></i> c</ul>"
             ),
             "- [x] a\n- [ ] b\n\n- [x] c",
+        ),
+        (
+            "<table><tr><th>a<th>b<tr><td>1<td><div class='checkbox checkbox-off'></div></table>",
+            "| a | b |\n| --- | --- |\n| 1 | [ ] |",
         ),
         (
             "<table><thead><tr><th>a<tbody><tr><td>1<tbody><tr><td>2<tfoot><tr><td>3</table>",
