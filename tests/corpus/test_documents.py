@@ -955,6 +955,37 @@ def test_a_raised_number_of_opendocument_is_marked(tmp_path: Path) -> None:
     assert row["text"] == "10^6 m"
 
 
+def test_struck_texts_links_and_subtitles_of_word_are_read_as_such(tmp_path: Path) -> None:
+    made = Document()
+    made.add_paragraph("Plain", "Subtitle")  # whose style tells the level of a list, and no list
+    paragraph = made.add_paragraph("Price ")
+    for text, is_struck in (("10", True), (" EUR ", True), ("20", False)):
+        paragraph.add_run(text).font.strike = is_struck
+    paragraph.add_run(" a").font.double_strike = True
+    for address, text in (("https://a.example/b", " the plan"), ("https://c.example", "https://c.example")):
+        kind = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/hyperlink"
+        key = made.part.relate_to(address, kind, is_external=True)
+        link = f'<w:hyperlink {nsdecls("w", "r")} r:id="{key}"><w:r><w:t>{text}</w:t></w:r></w:hyperlink>'
+        paragraph._p.append(parse_xml(link))
+    made.save(str(tmp_path / "a.docx"))
+    assert read(tmp_path)[0][0]["text"] == (
+        "Plain\nPrice ~~10 EUR~~ 20 ~~a~~ [the plan](https://a.example/b)<https://c.example>"
+    )
+
+
+def test_struck_texts_and_links_of_opendocument_are_read_as_such(tmp_path: Path) -> None:
+    style = '<s:style s:name="T%d"><s:text-properties s:text-line-through-style="%s"/></s:style>'
+    text = (
+        '<t:p>Price <t:span t:style-name="T1">10</t:span> <t:span t:style-name="T2">20</t:span> by '
+        '<t:a href="https://a.example">plan</t:a>, <t:a href="#b">1</t:a></t:p>'
+    )
+    styles = style % (1, "solid") + style % (2, "none")
+    with zipfile.ZipFile(tmp_path / "a.odt", "w") as archive:
+        archive.writestr("content.xml", f'<o:c xmlns:o="o" xmlns:t="t" xmlns:s="s">{styles}{text}</o:c>')
+    [row], _ = read(tmp_path)
+    assert row["text"] == "Price ~~10~~ 20 by [plan](https://a.example), 1"
+
+
 @pytest.mark.parametrize("kind", ["markdown", "code"])
 def test_characters_that_no_text_has_are_told_of_in_a_notebook(tmp_path: Path, kind: str) -> None:
     cells = [{"cell_type": kind, "source": text} for text in ("fine", "a\0b", "c\ud800d")]

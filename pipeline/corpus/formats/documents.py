@@ -21,7 +21,7 @@ import json
 import posixpath
 import quopri
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from email.errors import CloseBoundaryNotFoundDefect, InvalidBase64LengthDefect
 from email.message import EmailMessage
@@ -222,18 +222,26 @@ class _Archive(ZipFile):
 
     def related(self, name: str = "") -> dict[str, tuple[str, str]]:
         """Return kind and name of the parts that one refers to, by the ids that it has for them."""
-        folder, base = posixpath.split(name)
-        relations = posixpath.join(folder, "_rels", f"{base}.rels")
-        if relations not in self.namelist():
-            return {}
         return {
             each.get("Id", ""): (
                 each.get("Type", "").rpartition("/")[2],
-                posixpath.normpath(posixpath.join("/", folder, each.get("Target", ""))).lstrip("/"),
+                posixpath.normpath(
+                    posixpath.join("/", posixpath.dirname(name), each.get("Target", ""))
+                ).lstrip("/"),
             )
-            for each in self.xml(relations)
+            for each in self._relations(name)
             if each.get("TargetMode") != "External"
         }
+
+    def links(self, name: str) -> dict[str, str]:
+        """Return the addresses that a part refers to, by the ids that it has for them."""
+        external = (each for each in self._relations(name) if each.get("TargetMode") == "External")
+        return {each.get("Id", ""): each.get("Target", "") for each in external}
+
+    def _relations(self, name: str) -> Iterable[Element]:
+        folder, base = posixpath.split(name)
+        relations = posixpath.join(folder, "_rels", f"{base}.rels")
+        return self.xml(relations) if relations in self.namelist() else ()
 
     def part(self, kind: str, of: str = "") -> str | None:
         """Return the name of the part of a kind that another refers to."""
@@ -284,6 +292,8 @@ _NOT_OF_A_SLIDE: Final = frozenset(
 _RAISED_NUMBER: Final = re.compile(rf"\x02(?={RAISED.pattern})")
 _RAISED_CUT: Final = re.compile("(?<=[-+\\d\N{MINUS SIGN}])\3\2(?=\\d)")
 _RAISED_MARK: Final = re.compile("[\2\3]")
+_STRUCK: Final = re.compile(r"\x05(\s*)([^\x05\x06]*?)(\s*)\x06")
+_OFF: Final = ("0", "false", "off", "none")
 
 
 class _Walk(NamedTuple):
@@ -292,7 +302,8 @@ class _Walk(NamedTuple):
     ``prefixes`` are those of Word's styles of headings and lists, ``notes`` its notes. Pages end at breaks
     that the author made where they are not ``is_laid_out``. Texts stand between elements where they are
     ``is_mixed``, as in OpenDocument, else in elements of their own. ``objects`` are formulas, charts and
-    inserted files, by what refers to them, ``raised`` the styles of OpenDocument that stand above the line.
+    inserted files, by what refers to them, ``raised`` the styles of OpenDocument that stand above the line,
+    ``struck`` those with a line through their text. ``links`` are addresses, by Word's ids for them.
     """
 
     prefixes: Mapping[str, str] = {}
@@ -301,6 +312,8 @@ class _Walk(NamedTuple):
     is_mixed: bool = False
     objects: Mapping[str, str] = {}
     raised: Collection[str] = ()
+    struck: Collection[str] = ()
+    links: Mapping[str, str] = {}
 
     def text(self, element: Element, inside: bool = False) -> str:
         kind = _name(element)
@@ -365,14 +378,25 @@ class _Walk(NamedTuple):
     def _closed(self, kind: str, element: Element, inner: str) -> str:
         breaks = "\f" * inner.count("\f")
         if kind in ("p", "h"):
+            inner = _STRUCK.sub(_with_line_through, inner.replace("\6\5", ""))
             start = "\f" if inner.lstrip(_SPACE).startswith("\f") else ""
             inner = inner.replace("\f", "", 1) if start else inner
             inner = _RAISED_MARK.sub("", _RAISED_NUMBER.sub("^", _RAISED_CUT.sub("", inner)))
             prefix = self._prefix(element)
             inner = inner.rstrip(_SPACE).lstrip(_SPACE if prefix else f"\n{_GAP}")  # of code, blanks stay
             return start + (prefix if inner else "") + inner.replace(_GAP, " ") + "\n"
-        if kind in ("r", "span") and inner and self._is_raised(element):
-            return f"\2{inner}\3"  # its paragraph joins neighbours: Word cuts a number into several runs
+        if (
+            kind in ("r", "span") and inner
+        ):  # its paragraph joins neighbours: Word cuts a text into several runs
+            inner = f"\2{inner}\3" if self._is_raised(element) else inner
+            return f"\5{inner}\6" if self._is_struck(element) else inner
+        if kind in ("hyperlink", "a") and (text := inner.strip()) and "\n" not in inner:
+            address = self.links.get(_attribute(element, "id"), "") or _attribute(element, "href")
+            link = f"<{address}>" if text == address else f"[{text}]({address})"
+            is_elsewhere = address and not address.startswith(
+                "#"
+            )  # as the lines of a table of contents are not
+            return inner.replace(text, link) if is_elsewhere else inner
         if kind == "list-item":
             return f"{element.get(_MARK, '- ')}{inner}" if _has_own_text(element) else inner
         if kind in ("tc", "table-cell", "covered-table-cell"):
@@ -412,6 +436,12 @@ class _Walk(NamedTuple):
         is_higher = own is not None and own.get("baseline", "-").strip("0%").isdecimal()  # of PowerPoint
         return is_told or is_higher or _attribute(run, "style-name") in self.raised
 
+    def _is_struck(self, run: Element) -> bool:
+        own = run.find("{*}rPr")
+        is_told = any(_value(own, f"{{*}}{name}", "0") not in _OFF for name in ("strike", "dstrike"))
+        is_of_slide = own is not None and own.get("strike", "noStrike") != "noStrike"
+        return is_told or is_of_slide or _attribute(run, "style-name") in self.struck
+
     def _prefix(self, element: Element) -> str:
         if _name(element) == "h":
             return "#" * min(int(_attribute(element, "outline-level") or 1), 6) + " "
@@ -420,6 +450,11 @@ class _Walk(NamedTuple):
         if prefix.startswith("#"):
             return prefix
         return element.get(_MARK, prefix or ("- " if element.find("{*}pPr/{*}numPr") is not None else ""))
+
+
+def _with_line_through(struck: re.Match[str]) -> str:
+    before, text, behind = struck.groups()
+    return f"{before}~~{text}~~{behind}" if text else f"{before}{behind}"
 
 
 _SYMBOLS: Final[Mapping[str, Mapping[int, str]]] = {
@@ -528,7 +563,8 @@ class WordFormat(PagedFormat):
         }
         drawn = {key: name for key, (kind, name) in archive.related(main).items() if kind in _DRAWN}
         texts |= {key: _drawn(archive.xml(name)) for key, name in drawn.items()}
-        walk = _Walk(_prefixes(archive.xml(styles)) if styles else {}, notes, is_laid_out, objects=texts)
+        prefixes, links = _prefixes(archive.xml(styles)) if styles else {}, archive.links(main)
+        walk = _Walk(prefixes, notes, is_laid_out, objects=texts, links=links)
         title = archive.title(archive.part("core-properties"))
         pages: list[Page] = [*walk.text(document).split("\f")]
         shown = (_attribute(each, "id") for each in document.iterfind(".//{*}altChunk"))
@@ -560,8 +596,8 @@ def _prefixes(styles: Element) -> dict[str, str]:
         prefix = prefixes.get(names.get("basedOn", ""), "")
         if found := _HEADING.fullmatch(names.get("name", "")):
             prefix = "#" * min(int(found[1] or 1), 6) + " "
-        elif not prefix and style.find("{*}pPr/{*}numPr") is not None:
-            prefix = "- "
+        elif not prefix and _value(style, "{*}pPr/{*}numPr/{*}numId", "0") != "0":
+            prefix = "- "  # a level alone, as of Word's subtitles, is of no list
         prefixes[_attribute(style, "styleId")] = prefix
     return prefixes
 
@@ -852,13 +888,15 @@ class OpenDocumentFormat(PagedFormat):
                     objects[name] = _object(archive.xml(f"{name}/content.xml"))
                 except ET.ParseError:
                     damaged.append(name)
-        places = ((each, each.find("{*}text-properties")) for each in content.iterfind(".//{*}style"))
-        raised = {
-            _attribute(style, "name")
-            for style, own in places
-            if own is not None and _HIGHER.match(_attribute(own, "text-position"))
+        shown = {
+            _attribute(style, "name"): own
+            for style in content.iterfind(".//{*}style")
+            if (own := style.find("{*}text-properties")) is not None
         }
-        walk = _Walk(is_mixed=True, objects=objects, raised=raised)
+        raised = {name for name, own in shown.items() if _HIGHER.match(_attribute(own, "text-position"))}
+        lines = {name: _attribute(own, "text-line-through-style") for name, own in shown.items()}
+        struck = {name for name, line in lines.items() if line and line not in _OFF}
+        walk = _Walk(is_mixed=True, objects=objects, raised=raised, struck=struck)
         pages: list[Page] = [*walk.text(content).removesuffix(_SLIDE_END).split("\f")]
         if damaged:
             shown = ", ".join(damaged)[:200]
