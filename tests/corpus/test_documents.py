@@ -286,8 +286,8 @@ FILES: Sequence[tuple[str, Callable[[Path], Path], str, list[str]]] = [
         slides,
         "Plans",
         [
-            "# Plans\nGrow\n\nSales: East 19.2, West 21",
-            "# Risks\nRain\n\nSay it slowly.",
+            "# Plans\n- Grow\n\nSales: East 19.2, West 21",
+            "# Risks\n- Rain\n\nSay it slowly.",
             "",
             "Microsoft Word with a map",
         ],
@@ -849,6 +849,26 @@ def test_numbered_lists_of_word_have_their_numbers(tmp_path: Path) -> None:
     [row], _ = read(tmp_path)
     lists = "1. a|1. b|c|2. d|none|1. e|3. f|4. g|- h|2. i|3. j|1. k|2. l|3. m|# Head|5. n"
     assert row["text"].split("\n") == lists.split("|")
+
+
+DRAWING = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
+
+
+def test_lists_of_powerpoint_are_marked_as_their_layout_and_they_tell(tmp_path: Path) -> None:
+    made = Presentation()
+    slide = made.slides.add_slide(made.slide_layouts[4])  # whose names of its two columns have no bullets
+    slide.shapes.title.text = "Goals"
+    for place, text in ((1, "This year"), (2, "Grow\nSave\n\nby 20%\nPlain\nthird\nfourth"), (3, "Next")):
+        slide.placeholders[place].text = text
+    slide.shapes.add_textbox(0, 0, 0, 0).text_frame.text = "Box"
+    _, _, _, by, plain, *counted = slide.placeholders[2].text_frame.paragraphs
+    by.level = 1
+    for paragraph, bullet in ((plain, "buNone"), *((each, 'buAutoNum startAt="3"') for each in counted)):
+        paragraph._p.get_or_add_pPr().append(parse_xml(f"<a:{bullet} {DRAWING}/>"))
+    made.save(str(tmp_path / "a.pptx"))
+    assert read(tmp_path)[0][0]["text"] == (
+        "# Goals\nThis year\n- Grow\n- Save\n\n- by 20%\nPlain\n3. third\n4. fourth\nNext\n\nBox"
+    )
 
 
 def test_numbered_lists_of_opendocument_have_their_numbers(tmp_path: Path) -> None:

@@ -694,11 +694,58 @@ class PowerPointFormat(PagedFormat):
 
 def _slide(archive: _Archive, name: str) -> str:
     slide, others = archive.xml(name), (*_DRAWN, "notesSlide")
+    _mark_bullets(slide, archive, archive.part("slideLayout", name) or "")
     parts = [archive.xml(part) for kind, part in archive.related(name).values() if kind in others]
     texts = [_drawn(part) for part in (slide, *parts)]
     if not any(texts) and slide.find(".//{*}pic") is not None:
         raise PageWithoutText(_WITHOUT_TEXT)
     return "\n\n".join(filter(None, texts))
+
+
+_BULLETS: Final = ("buNone", "buChar", "buBlip", "buAutoNum")
+
+
+def _mark_bullets(slide: Element, archive: _Archive, layout: str) -> None:
+    """Mark the items of lists of a slide; it, its shape, its layout and the master may tell which are."""
+    master = archive.part("slideMaster", layout) or ""
+    parts = [
+        archive.xml(each) if each in archive.namelist() else Element("none") for each in (layout, master)
+    ]
+    usual = parts[1].find("{*}txStyles/{*}bodyStyle")
+    of_layout = {
+        _place(shape).get("idx", "0"): shape.find("{*}txBody/{*}lstStyle")
+        for shape in parts[0].iterfind(".//{*}sp")
+    }
+    for shape in slide.iterfind(".//{*}sp"):
+        place, styles = _place(shape), [shape.find("{*}txBody/{*}lstStyle")]
+        if _name(place) == "ph" and place.get("type", "obj") in ("obj", "body"):
+            styles += [of_layout.get(place.get("idx", "0")), usual]
+        counts = dict[int, int]()
+        for paragraph in shape.iterfind("{*}txBody/{*}p"):
+            own = paragraph.find("{*}pPr")
+            level = 0 if own is None else int(own.get("lvl", "0"))
+            told = (None if each is None else each.find(f"{{*}}lvl{level + 1}pPr") for each in styles)
+            bullets = (
+                bullet
+                for each in (own, *told)
+                if each is not None
+                for bullet in each
+                if _name(bullet) in _BULLETS
+            )
+            bullet = next(bullets, None)
+            if bullet is None or not "".join(paragraph.itertext()).strip():
+                continue
+            if _name(bullet) == "buAutoNum":
+                paragraph.set(_MARK, _count(counts, level, int(bullet.get("startAt", "1"))))
+            else:
+                counts = {each: count for each, count in counts.items() if each < level}
+                paragraph.set(_MARK, "" if _name(bullet) == "buNone" else "- ")
+
+
+def _place(shape: Element) -> Element:
+    """Return what tells which shape of the layout one fills, if it does."""
+    place = shape.find("{*}nvSpPr/{*}nvPr/{*}ph")
+    return Element("none") if place is None else place
 
 
 MAX_COPIED_BYTES: Final = 64 << 20
