@@ -375,6 +375,7 @@ def test_words_of_pdf_are_whole_and_keep_hyphens_of_their_own(
     [
         (b"Sch) 0 (\250) 450 (on", "Schön"),  # as pdfTeX moves back to what stands below
         (b"Cap met)] TJ 2.5 2 Td [(\264", "Ćap met"),
+        (b"Cap met)] TJ 2.5 -40 Td [(\264", "Cap met\n\xb4"),
         (b"Caf) 0 (e) 450 (\264) -100 ( au lait", "Café au lait"),
         (b"Fran) 0 (\270) 450 (cois", "François"),
         (b"d\264accord, it\264s, `a` and x`y", "d\xb4accord, it\xb4s, `a` and x`y"),
@@ -858,16 +859,24 @@ def test_lists_of_powerpoint_are_marked_as_their_layout_and_they_tell(tmp_path: 
     made = Presentation()
     slide = made.slides.add_slide(made.slide_layouts[4])  # whose names of its two columns have no bullets
     slide.shapes.title.text = "Goals"
-    for place, text in ((1, "This year"), (2, "Grow\nSave\n\nby 20%\nPlain\nthird\nfourth"), (3, "Next")):
+    for place, text in (
+        (1, "This year"),
+        (2, "Grow\nSave\n\nby 20%\nPlain\nthird\nfourth\nMore\nthird"),
+        (3, "Next"),
+    ):
         slide.placeholders[place].text = text
     slide.shapes.add_textbox(0, 0, 0, 0).text_frame.text = "Box"
-    _, _, _, by, plain, *counted = slide.placeholders[2].text_frame.paragraphs
+    _, _, _, by, plain, *counted, _, last = slide.placeholders[2].text_frame.paragraphs
     by.level = 1
-    for paragraph, bullet in ((plain, "buNone"), *((each, 'buAutoNum startAt="3"') for each in counted)):
+    for paragraph, bullet in (
+        (plain, "buNone"),
+        *((each, 'buAutoNum startAt="3"') for each in (*counted, last)),
+    ):
         paragraph._p.get_or_add_pPr().append(parse_xml(f"<a:{bullet} {DRAWING}/>"))
     made.save(str(tmp_path / "a.pptx"))
     assert read(tmp_path)[0][0]["text"] == (
-        "# Goals\nThis year\n- Grow\n- Save\n\n- by 20%\nPlain\n3. third\n4. fourth\nNext\n\nBox"
+        "# Goals\nThis year\n- Grow\n- Save\n\n- by 20%\nPlain\n3. third\n4. fourth\n- More\n3. third\nNext\n\n"
+        "Box"
     )
 
 
