@@ -875,8 +875,8 @@ def test_lists_of_powerpoint_are_marked_as_their_layout_and_they_tell(tmp_path: 
         paragraph._p.get_or_add_pPr().append(parse_xml(f"<a:{bullet} {DRAWING}/>"))
     made.save(str(tmp_path / "a.pptx"))
     assert read(tmp_path)[0][0]["text"] == (
-        "# Goals\nThis year\n- Grow\n- Save\n\n- by 20%\nPlain\n3. third\n4. fourth\n- More\n3. third\nNext\n\n"
-        "Box"
+        "# Goals\nThis year\n- Grow\n- Save\n\n- by 20%\nPlain\n3. third\n4. fourth\n- More\n3. third\n"
+        "Next\n\nBox"
     )
 
 
