@@ -66,8 +66,8 @@ def require_given_fit(config: EncoderConfig) -> None:
         if getattr(config, name) != getattr(default, name):
             raise ConfigError(
                 f"{name} must go with a model that encodes documents, got it with --vector-column; given "
-                "vectors have no context and no landmarks, and token vectors where a model encodes queries: "
-                "leave it out"
+                "vectors have no context and no landmarks, and token vectors only where --model names what "
+                "encodes queries; leave it out"
             )
 
 

@@ -66,7 +66,7 @@ def test_tokens_of_an_endpoints_chunks_are_read_here(
     assert _ingest(embedding_server, "--token-bytes", "8", "--dry-run") == 0
     assert not embedding_server.embedded.keys() & set(TEXTS)
     assert _ingest(embedding_server, "--token-bytes", "8") == 0
-    assert f"token vectors by {DEFAULT_MODEL} alone" in capsys.readouterr().err
+    assert f"only {DEFAULT_MODEL}, which knows English, gives token vectors" in capsys.readouterr().err
     _write([*TEXTS, "an old stone river " * 60])
     assert _ingest(embedding_server) == 0
     assert _counts(embedding_server) == [1]

@@ -223,7 +223,10 @@ def test_texts_are_encoded_by_the_model_that_made_the_vectors(
     assert answer.hits[0].scores["document"] == pytest.approx(1.0, abs=1e-5)
     monkeypatch.setattr(documents, "TOKEN_READER", model)
     report = _collection(root, "read", encoder={"model": model, **sizes, "token_bytes": 8}).add(rows)
-    assert any("token vectors by cairn-minilm alone" in warning for warning in report.warnings)
+    assert any(
+        "only cairn-minilm, which knows English, gives token vectors" in warning
+        for warning in report.warnings
+    )
     read = cairn.open_collection("read", root=root).search(TEXTS[3], top_k=1).hits[0]
     assert (read.doc_id, "late" in read.scores, "late" in answer.hits[0].scores) == ("d3", True, False)
     with pytest.raises(ConfigError, match="name that model, or none"):

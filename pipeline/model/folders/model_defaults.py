@@ -74,13 +74,16 @@ ENDPOINT_DEFAULTS: Final[Mapping[str, Any]] = {
 
 
 _OF_ENDPOINTS: Final = (
-    "{} is an endpoint: it gives one vector a text and shows no states of tokens, so there are {}, no "
-    "windows and no stored context; BM25 and vectors rank"
+    "{} is an endpoint: it gives one vector a text and shows no states of tokens, so there are no "
+    "windows and no stored context, and {}"
 )
 
 
-_OF_GIVEN: Final = "documents bring their vectors: there are {}, no context and no landmarks; {}"
-_TOKENS: Final = {False: "no token vectors", True: f"token vectors by {DEFAULT_MODEL} alone"}
+_OF_GIVEN: Final = "documents bring their vectors: there are no context and no landmarks, and {}; {}"
+_TOKENS: Final = {
+    False: "no token vectors: BM25 and vectors rank",
+    True: f"only {DEFAULT_MODEL}, which knows English, gives token vectors: they, BM25 and vectors rank",
+}
 _WITHOUT_MODEL: Final = (
     "nothing encodes queries, so texts are answered by BM25 alone, and vectors by search_vectors"
 )
