@@ -49,9 +49,11 @@ _TYPES: Final = ("string", "int64", "double", "bool", "date32[day]", "timestamp[
 _INT64: Final = range(-(2**63), 2**63)
 _INTEGER_DIGITS: Final = 20
 """How many digits an integer of 64 bits has at most."""
+PLAIN_INTEGER: Final = "0|[1-9][0-9]{0,17}|(?:[1-8][0-9]|9[01])[0-9]{17}"
+"""How a whole number of 64 bits is written without its sign; of the largest, some stay texts."""
 _DECIMAL: Final = r"^-?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][-+][0-9]{1,3})?$"
 PLAIN: Final[Mapping[str, pa.DataType]] = {
-    r"^-?(0|[1-9][0-9]{0,17}|(?:[1-8][0-9]|9[01])[0-9]{17})$": pa.int64(),
+    rf"^-?({PLAIN_INTEGER})$": pa.int64(),
     _DECIMAL: pa.float64(),
     r"^(?i:true|false)$": pa.bool_(),
 }

@@ -21,11 +21,11 @@ import json
 import posixpath
 import quopri
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from email.errors import CloseBoundaryNotFoundDefect, InvalidBase64LengthDefect
 from email.message import EmailMessage
-from functools import partial
+from functools import cache, partial
 from itertools import chain, groupby, pairwise, product, zip_longest
 from pathlib import Path, PurePosixPath
 from string import ascii_uppercase
@@ -167,11 +167,12 @@ def _accented(page: Any, text: str) -> str:
         accent, near = _ACCENTS[text[place]], (place + 1, place - 1)
         if not (text[place - 1 : place] + text[place + 1 : place + 2]).strip():  # PDFium took it for a word
             near = range(len(text))
+        box = page.get_charbox(place)
         for letter in near:
             base = text[letter : letter + 1].replace("ı", "i").replace("ȷ", "j")
             whole = normalize("NFC", base + accent)
             if len(whole) == len(base) and _touches(
-                page.get_charbox(place), page.get_charbox(letter), is_below=combining(accent) < _ABOVE
+                box, page.get_charbox(letter), is_below=combining(accent) < _ABOVE
             ):
                 letters[letter], letters[place] = whole, ""
                 break
@@ -385,18 +386,15 @@ class _Walk(NamedTuple):
             prefix = self._prefix(element)
             inner = inner.rstrip(_SPACE).lstrip(_SPACE if prefix else f"\n{_GAP}")  # of code, blanks stay
             return start + (prefix if inner else "") + inner.replace(_GAP, " ") + "\n"
-        if (
-            kind in ("r", "span") and inner
-        ):  # its paragraph joins neighbours: Word cuts a text into several runs
+        if kind in ("r", "span") and inner:
+            # Its paragraph joins neighbours: Word cuts a text into several runs.
             inner = f"\2{inner}\3" if self._is_raised(element) else inner
             return f"\5{inner}\6" if self._is_struck(element) else inner
         if kind in ("hyperlink", "a") and (text := inner.strip()) and "\n" not in inner:
             address = self.links.get(_attribute(element, "id"), "") or _attribute(element, "href")
             link = f"<{address}>" if text == address else f"[{text}]({address})"
-            is_elsewhere = address and not address.startswith(
-                "#"
-            )  # as the lines of a table of contents are not
-            return inner.replace(text, link) if is_elsewhere else inner
+            is_within = address.startswith("#")  # as the lines of a table of contents are
+            return inner.replace(text, link) if address and not is_within else inner
         if kind == "list-item":
             return f"{element.get(_MARK, '- ')}{inner}" if _has_own_text(element) else inner
         if kind in ("tc", "table-cell", "covered-table-cell"):
@@ -689,12 +687,30 @@ class PowerPointFormat(PagedFormat):
         slides = shown.findall("{*}sldIdLst/{*}sldId")
         ids = [next(value for key, value in each.items() if key.endswith("}id")) for each in slides]
         title = archive.title(archive.part("core-properties"))
-        return Opened(title, (partial(_slide, archive, parts.get(each, ("", ""))[1]) for each in ids))
+        styles = cache(partial(_list_styles, archive))  # slides share a layout
+        return Opened(title, (partial(_slide, archive, styles, parts.get(each, ("", ""))[1]) for each in ids))
 
 
-def _slide(archive: _Archive, name: str) -> str:
+class _ListStyles(NamedTuple):
+    """What tells of a slide's lists beside it: its layout, by the places of shapes, and their master."""
+
+    of_layout: Mapping[str, Element | None]
+    usual: Element | None
+
+
+def _list_styles(archive: _Archive, layout: str) -> _ListStyles:
+    master = archive.part("slideMaster", layout) or ""
+    parts = [
+        archive.xml(each) if each in archive.namelist() else Element("none") for each in (layout, master)
+    ]
+    shapes = parts[0].iterfind(".//{*}sp")
+    of_layout = {_place(each).get("idx", "0"): each.find("{*}txBody/{*}lstStyle") for each in shapes}
+    return _ListStyles(of_layout, parts[1].find("{*}txStyles/{*}bodyStyle"))
+
+
+def _slide(archive: _Archive, styles: Callable[[str], _ListStyles], name: str) -> str:
     slide, others = archive.xml(name), (*_DRAWN, "notesSlide")
-    _mark_bullets(slide, archive, archive.part("slideLayout", name) or "")
+    _mark_bullets(slide, styles(archive.part("slideLayout", name) or ""))
     parts = [archive.xml(part) for kind, part in archive.related(name).values() if kind in others]
     texts = [_drawn(part) for part in (slide, *parts)]
     if not any(texts) and slide.find(".//{*}pic") is not None:
@@ -705,21 +721,12 @@ def _slide(archive: _Archive, name: str) -> str:
 _BULLETS: Final = ("buNone", "buChar", "buBlip", "buAutoNum")
 
 
-def _mark_bullets(slide: Element, archive: _Archive, layout: str) -> None:
+def _mark_bullets(slide: Element, beside: _ListStyles) -> None:
     """Mark the items of lists of a slide; it, its shape, its layout and the master may tell which are."""
-    master = archive.part("slideMaster", layout) or ""
-    parts = [
-        archive.xml(each) if each in archive.namelist() else Element("none") for each in (layout, master)
-    ]
-    usual = parts[1].find("{*}txStyles/{*}bodyStyle")
-    of_layout = {
-        _place(shape).get("idx", "0"): shape.find("{*}txBody/{*}lstStyle")
-        for shape in parts[0].iterfind(".//{*}sp")
-    }
     for shape in slide.iterfind(".//{*}sp"):
         place, styles = _place(shape), [shape.find("{*}txBody/{*}lstStyle")]
         if _name(place) == "ph" and place.get("type", "obj") in ("obj", "body"):
-            styles += [of_layout.get(place.get("idx", "0")), usual]
+            styles += [beside.of_layout.get(place.get("idx", "0")), beside.usual]
         counts = dict[int, int]()
         for paragraph in shape.iterfind("{*}txBody/{*}p"):
             own = paragraph.find("{*}pPr")

@@ -149,7 +149,8 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     for element in page.find_all(class_=[*_TASKS]):
         if element.name != "ul":
             element.replace_with("[x]" if "checkbox-on" in element["class"] else "[ ]")
-        for item in element.find_all("li", recursive=False) if element.name == "ul" else ():
+            continue
+        for item in element.find_all("li", recursive=False):
             item.insert(0, "[x] " if "checked" in (item.get("class") or ()) else "[ ] ")
     for element in page.find_all(["img", "area", "input"]):
         if element.get("type") == "checkbox" and element.find_parent("li"):

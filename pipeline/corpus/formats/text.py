@@ -27,6 +27,7 @@ import yaml
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import (
     FAULT,
+    PLAIN_INTEGER,
     Decimals,
     WrittenNumber,
     batch_of,
@@ -77,7 +78,7 @@ _OWN_NAMES: Final = (RESERVED_COLUMNS - {"title"}) | {"id"}
 _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
     r"~|null|Null|NULL|": lambda _: None,
     r"true|True|TRUE|false|False|FALSE": lambda written: written.lower() == "true",
-    r"[-+]?(?:0|[1-9][0-9]{0,17}|(?:[1-8][0-9]|9[01])[0-9]{17})": int,
+    rf"[-+]?(?:{PLAIN_INTEGER})": int,
     r"[-+]?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,2})?": WrittenNumber,
 }
 """Scalars of YAML 1.2 that are no texts. A leading zero makes a text, as in CSV."""
