@@ -157,6 +157,16 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture
+def torch_threads() -> Iterator[Callable[[int], None]]:
+    """Return what sets how many threads torch uses until the test ends."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def short_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make samples of a few modules; reading all of them takes seconds."""
     from cairn.pipeline.corpus import sample

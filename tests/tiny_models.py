@@ -182,17 +182,29 @@ def make_bert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Size], Path
     return lambda size: make_tiny_model(tmp_path_factory.mktemp("bert") / "model", size=size)
 
 
+def plain_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a model's folder without padding and truncation."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_model_folder: Path) -> Any:
+    return plain_tokenizer(tiny_model_folder)
+
+
 @pytest.fixture(scope="session")
 def tiny_cross_encoder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """Return the folder of a random cross-encoder of one score, as Sentence-Transformers reads it."""
     import torch
-    from tokenizers import Tokenizer
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("tiny-cross-encoder")
-    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+    tokenizer = plain_tokenizer(tiny_model_folder)
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     torch.manual_seed(0)

@@ -397,16 +397,9 @@ def test_encode_lone_surrogate_is_refused(queries):
         queries.encode_queries(["cat \ud800"])
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(("texts", "threads"), [(["a stone"], 1), (["a stone"] * 200, 2)])
-def test_short_queries_are_encoded_on_one_thread(config, two_threads, monkeypatch, texts, threads):
+def test_short_queries_are_encoded_on_one_thread(config, torch_threads, monkeypatch, texts, threads):
+    torch_threads(2)
     seen = []
     embedding = documents.embed_chunks
 

@@ -13,14 +13,6 @@ TEXTS = ["The cat sat.", "", "don't walk_er", "   ", "stone 你好 path 😀", "
 ALPHABET = "ab  \n\tcat.,_-'你好éЖ😀\u0301\u200b\x1c[]"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_folder):
-    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
 def test_tokenize_batch_gives_each_texts_own_ids(tokenizer):
     tokens = tokenize(tokenizer, TEXTS)
     for index, text in enumerate(TEXTS):
@@ -91,29 +83,21 @@ def _byte_level() -> Tokenizer:
     return tokenizer
 
 
-@pytest.fixture(scope="module")
-def wordpiece(tiny_model_folder):
-    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
 @pytest.mark.parametrize("kind", ["wordpiece", "byte level"])
 @pytest.mark.parametrize("prefix", ["query: ", "old:", "find the way\n"])
 @pytest.mark.parametrize("text", ["cat cat", "stone", "old  stone\n path"])
-def test_prefix_and_text_have_the_tokens_of_both_written_in_one(wordpiece, kind, prefix, text):
-    tokenizer = wordpiece if kind == "wordpiece" else _byte_level()
+def test_prefix_and_text_have_the_tokens_of_both_written_in_one(tokenizer, kind, prefix, text):
+    tokenizer = tokenizer if kind == "wordpiece" else _byte_level()
     parsed = Prefix.of(prefix, tokenizer)
     tokens = tokenize_after(parsed, tokenizer, [text])
     assert [*parsed.ids, *tokens.ids] == tokenizer.encode(prefix + text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("prefix", ["query: ", "old:", ""])
-def test_tokens_after_a_prefix_have_the_offsets_of_the_text_alone(wordpiece, prefix):
+def test_tokens_after_a_prefix_have_the_offsets_of_the_text_alone(tokenizer, prefix):
     after, alone = (
-        tokenize_after(Prefix.of(prefix, wordpiece), wordpiece, PREFIXED),
-        tokenize(wordpiece, PREFIXED),
+        tokenize_after(Prefix.of(prefix, tokenizer), tokenizer, PREFIXED),
+        tokenize(tokenizer, PREFIXED),
     )
     for name in ("ids", "start_char", "end_char", "breaks", "text_offsets"):
         np.testing.assert_array_equal(getattr(after, name), getattr(alone, name))

@@ -22,7 +22,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.segments import writer
 from cairn.pipeline.index.verify import verify_collection
 
-from tests.faults.test_ingest_kills import corpus, ingest, same, visible
+from tests.faults.test_ingest_kills import ingest, old_and_both, same, visible
 from tests.index import stones
 from tests.nightly.forks import forked
 
@@ -170,11 +170,7 @@ The disk fills at a different step each time.
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("disk-world")
-    old = corpus(folder / "old.parquet", dict.fromkeys(range(14), 0))
-    new = corpus(folder / "new.parquet", {**dict.fromkeys(range(1, 60), 0), 3: 1, 7: 1})
-    ingest(folder / "old", tiny_model_folder, old)
-    shutil.copytree(folder / "old", folder / "both")
-    ingest(folder / "both", tiny_model_folder, new)
+    new = old_and_both(folder, tiny_model_folder, num_new=60)
     seen = {name: visible(folder / name) for name in ("old", "both")}
     return {"folder": folder, "model": tiny_model_folder, "new": new, **seen}
 

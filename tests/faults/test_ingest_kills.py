@@ -86,6 +86,19 @@ def same(one: Visible, other: Visible) -> bool:
     )
 
 
+def old_and_both(folder: Path, model: Path, *, num_new: int) -> Path:
+    """Ingest an old corpus, and it and a new one after it; return the new one.
+
+    Two documents change, one goes, and those from 14 to ``num_new`` come.
+    """
+    old = corpus(folder / "old.parquet", dict.fromkeys(range(14), 0))
+    new = corpus(folder / "new.parquet", {**dict.fromkeys(range(1, num_new), 0), 3: 1, 7: 1})
+    ingest(folder / "old", model, old)
+    shutil.copytree(folder / "old", folder / "both")
+    ingest(folder / "both", model, new)
+    return new
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
     """Build a collection of an old corpus, and what it becomes with the new one, or a new context.
@@ -93,11 +106,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> 
     Two documents changed, three added, one gone.
     """
     folder = tmp_path_factory.mktemp("kills")
-    old = corpus(folder / "old.parquet", dict.fromkeys(range(14), 0))
-    new = corpus(folder / "new.parquet", {**dict.fromkeys(range(1, 17), 0), 3: 1, 7: 1})
-    ingest(folder / "old", tiny_model_folder, old)
-    shutil.copytree(folder / "old", folder / "both")
-    ingest(folder / "both", tiny_model_folder, new)
+    new = old_and_both(folder, tiny_model_folder, num_new=17)
     ingest(folder / "new", tiny_model_folder, new)
     shutil.copytree(folder / "both", folder / "context")
     new_context(folder / "context", tiny_model_folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -85,18 +86,19 @@ def test_writer_rests_twice_as_long_as_a_publication_took_while_searches_wait(tm
 
 @pytest.mark.parametrize(("size", "is_busy", "threads"), [(9, False, 1), (9_000, False, 2), (9_000, True, 1)])
 def test_long_texts_are_encoded_on_one_thread_while_searches_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, is_busy: bool, threads: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    torch_threads: Callable[[int], None],
+    size: int,
+    is_busy: bool,
+    threads: int,
 ) -> None:
     found = list[int]()
     monkeypatch.setattr(EncoderWorker, "encode_shard", lambda *_: found.append(torch.get_num_threads()))
     engine = LiveEngine(IngestConfig(), CollectionLayout(tmp_path, "c"), None, lambda: is_busy)
     rows = {"doc_id": ["a"], "title": pa.array([None], pa.string()), "text": ["x" * size]}
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        engine.encode_shard(as_parquet(pa.table(rows)).to_pybytes())
-    finally:
-        torch.set_num_threads(before)
+    torch_threads(2)
+    engine.encode_shard(as_parquet(pa.table(rows)).to_pybytes())
     assert found == [threads]
 
 

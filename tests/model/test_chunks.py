@@ -12,7 +12,6 @@ from cairn.pipeline.model.landmarks import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from tests.model.splitting import split
 
@@ -110,14 +109,6 @@ def test_draw_intervals_are_the_papers_about_equally_often():
     values, counts = np.unique(drawn, return_counts=True)
     assert values.tolist() == list(intervals) == [32, 64, 128, 256]
     assert counts.min() > 900
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_folder):
-    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
 
 
 ALPHABET = "abcat .,'\n\t你好éЖ😀👩‍🚀\u0301\u200b\x00[]_"

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.lab.train.contrastive import pair_batch, train
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
@@ -150,11 +149,8 @@ LOOP_SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def one_thread(torch_threads):
+    torch_threads(1)
 
 
 @pytest.fixture

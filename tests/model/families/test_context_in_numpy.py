@@ -12,7 +12,6 @@ from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer
 
 HEADS = 4
 CONTEXT = ["the river sat", "old stone on the path", "a mountain"]
@@ -51,7 +50,7 @@ def bert_states(tensors: dict[str, np.ndarray], ids: list[int], context_CD: np.n
     return x_TD[len(context_CD) :]
 
 
-def test_chunk_vectors_behind_a_context_equal_both_stages_in_numpy(tiny_model_folder):
+def test_chunk_vectors_behind_a_context_equal_both_stages_in_numpy(tiny_model_folder, tokenizer):
     settings = EncoderConfig(
         model=str(tiny_model_folder), precision="fp32", pooling="lmk", attention="full", use_context=True,
         landmark_interval=8, window_tokens=96, window_overlap_tokens=0, token_bytes=0,
@@ -65,9 +64,6 @@ def test_chunk_vectors_behind_a_context_equal_both_stages_in_numpy(tiny_model_fo
     tensors = {
         name: x.astype(float) for name, x in load_file(tiny_model_folder / "model.safetensors").items()
     }
-    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
 
     def ids(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False).ids
