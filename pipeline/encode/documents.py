@@ -16,10 +16,10 @@ transformer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -594,6 +594,34 @@ def load_token_reader(config: EncoderConfig, codebook: TokenCoder | None = None)
     """Load :data:`TOKEN_READER` for the chunks and queries of another encoder, whose settings these are."""
     own = encoder_config({"model": TOKEN_READER, "token_bytes": config.token_bytes, "use_context": False})
     return DocumentEncoder(own, token_codebook=codebook)
+
+
+class TokenReader:
+    """Reads tokens beside an encoder that shows no states of them, where its settings ask for that."""
+
+    def __init__(self, config: EncoderConfig, codebook: TokenCoder | None) -> None:
+        self._config, self._codebook = config, codebook
+
+    @cached_property
+    def _encoder(self) -> DocumentEncoder:
+        return load_token_reader(self._config, self._codebook)
+
+    @property
+    def hashed(self) -> Mapping[str, str]:
+        """What it adds to a fingerprint."""
+        return {"tokens": self._encoder.backbone.weights_fingerprint} if self._config.token_bytes else {}
+
+    def with_codes(
+        self, encoded: EncodedDocuments, texts: Sequence[str], titles: Sequence[str | None] | None
+    ) -> EncodedDocuments:
+        """Return encoded documents with codes of their tokens; as they are where there is no codebook yet."""
+        return encoded if self._codebook is None else self._encoder.token_codes(encoded, texts, titles)
+
+    def of_queries(self, texts: Sequence[str]) -> list[QueryTokens]:
+        """Return the tokens of queries; none where those of documents are not kept."""
+        if not self._config.token_bytes:
+            return [QueryTokens.none()] * len(texts)
+        return self._encoder.encode_query_tokens(texts)[1]
 
 
 CODEBOOK_TOKENS: Final = 16_384

@@ -35,13 +35,12 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.describe import Describer, require_describer
 from cairn.pipeline.encode.documents import (
-    DocumentEncoder,
     EncodedDocuments,
+    TokenReader,
     cut_into_chunks,
     document_vectors,
     first_tokens,
     hashed_settings,
-    load_token_reader,
     shown_chunks,
 )
 from cairn.pipeline.encode.endpoint_requests import (
@@ -127,7 +126,7 @@ class EndpointEncoder:
         token_codebook: TokenCoder | None = None,
     ) -> None:
         self._patience = patience or INGEST
-        self.token_codebook = token_codebook
+        self.token_codebook, self._tokens = token_codebook, TokenReader(config, token_codebook)
         self._address = require_endpoint_fit(config)
         self.config = config
         self._endpoint = Endpoint(self._address, dims=config.dims, num_requests=config.endpoint_requests)
@@ -142,11 +141,6 @@ class EndpointEncoder:
         self._checked_at: float | None = None
         self._outage: str | None = None
         self._outage_at = 0.0
-
-    @cached_property
-    def _reader(self) -> DocumentEncoder:
-        """What reads tokens here, as a server shows no states."""
-        return load_token_reader(self.config, self.token_codebook)
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -186,7 +180,7 @@ class EndpointEncoder:
             is_contextual=self._address.is_contextual,
             probes=hashlib.sha256(np.ascontiguousarray(self.probes_PV).tobytes()).hexdigest(),
             **hashed_settings(self.config),
-            **({"tokens": self._reader.backbone.weights_fingerprint} if self.config.token_bytes else {}),
+            **self._tokens.hashed,
         )
 
     @property
@@ -267,10 +261,8 @@ class EndpointEncoder:
             chunk_vectors_MV=chunk_vectors_MV,
             lines=lines,
         )
-        if self.token_codebook is None:
-            return encoded
         with self._cutting:
-            return self._reader.token_codes(encoded, texts, titles)
+            return self._tokens.with_codes(encoded, texts, titles)
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Encode queries behind their prefix within the deadline of a query."""
@@ -284,9 +276,7 @@ class EndpointEncoder:
         self, texts: Sequence[str]
     ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
         """Encode queries; their tokens are read here where the documents' are, else there are none."""
-        if not self.config.token_bytes:
-            return self.encode_queries(texts), [QueryTokens.none()] * len(texts)
-        return self.encode_queries(texts), self._reader.encode_query_tokens(texts)[1]
+        return self.encode_queries(texts), self._tokens.of_queries(texts)
 
     def keep_paid(self, path: Path | None) -> None:
         """Keep every answer in a file from here on, and ask for nothing that it holds; None ends that."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,10 +21,10 @@ from cairn.pipeline.corpus.given_vectors import WHOLE, vector_records
 from cairn.pipeline.encode.documents import (
     DocumentEncoder,
     EncodedDocuments,
+    TokenReader,
     cut_into_chunks,
     document_vectors,
     hashed_settings,
-    load_token_reader,
     shown_chunks,
 )
 from cairn.pipeline.encode.tokenization import tokenize
@@ -84,7 +83,7 @@ class GivenEncoder:
         token_codebook: TokenCoder | None = None,
     ) -> None:
         require_given_fit(config)
-        self.token_codebook = token_codebook
+        self.token_codebook, self._tokens = token_codebook, TokenReader(config, token_codebook)
         assert config.given_dims, "the width is known once the corpus was read"
         self.config, self.queries = config, queries
         self.vector_dim = config.given_dims
@@ -100,13 +99,8 @@ class GivenEncoder:
             kind="given",
             queries=queries and queries.fingerprint,
             **hashed_settings(config),
-            **({"tokens": self._reader.backbone.weights_fingerprint} if config.token_bytes else {}),
+            **self._tokens.hashed,
         )
-
-    @cached_property
-    def _reader(self) -> DocumentEncoder:
-        """What reads tokens, of which given vectors say nothing."""
-        return load_token_reader(self.config, self.token_codebook)
 
     @property
     def reads_titles(self) -> bool:
@@ -162,7 +156,7 @@ class GivenEncoder:
             end_char=np.concatenate([none, *ends_N]),
             chunk_vectors_MV=chunk_vectors_MV,
         )
-        return encoded if self.token_codebook is None else self._reader.token_codes(encoded, texts, titles)
+        return self._tokens.with_codes(encoded, texts, titles)
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Encode queries by their model; zeros without one."""
@@ -174,9 +168,7 @@ class GivenEncoder:
         self, texts: Sequence[str]
     ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
         """Encode queries, and read their tokens where the documents' are read."""
-        if not self.config.token_bytes:
-            return self.encode_queries(texts), [QueryTokens.none()] * len(texts)
-        return self.encode_queries(texts), self._reader.encode_query_tokens(texts)[1]
+        return self.encode_queries(texts), self._tokens.of_queries(texts)
 
     def keep_paid(self, path: Path | None) -> None:
         """Nothing is asked for documents."""
