@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from cairn.pipeline.errors import SourceError
 from jaxtyping import Int64, UInt64
 
-MAX_TEXT_CHARACTERS = 8_192
-"""Characters of a text that a sample holds: surrogate and first stage read openings.
+SAMPLE_TEXT_CHARACTERS = 2_048
+"""Start of a document that a sample holds: some 500 tokens, twice what surrogate and first stage read.
 
 One book must not outweigh the sample.
 """
@@ -40,13 +40,7 @@ def hash_order(doc_ids: Sequence[str], seed: int) -> Int64[np.ndarray, " N"]:
     return _key_order(hash_keys(doc_ids, seed))
 
 
-def sample_rows(
-    tables: Iterable[pa.Table | pa.RecordBatch],
-    max_documents: int,
-    seed: int,
-    *,
-    max_text_characters: int = MAX_TEXT_CHARACTERS,
-) -> pa.Table:
+def sample_rows(tables: Iterable[pa.Table | pa.RecordBatch], max_documents: int, seed: int) -> pa.Table:
     """Keep the ``max_documents`` rows of a stream with the smallest keys, in key order.
 
     Each ``text`` is cut to its opening. Rows need ``doc_id`` and ``text``; every other column stays. Holds at
@@ -69,7 +63,7 @@ def sample_rows(
     for table in tables:
         keys = hash_keys(table.column("doc_id").to_pylist(), seed)
         candidates = np.flatnonzero(keys[:, 0] <= highest)
-        held.append(_with_openings(table, candidates, max_text_characters))
+        held.append(_with_openings(table, candidates))
         held_keys.append(keys[candidates])
         num_held += len(candidates)
         if num_held > 2 * max_documents:
@@ -84,11 +78,11 @@ def _key_order(keys_N2: UInt64[np.ndarray, "N 2"]) -> Int64[np.ndarray, " N"]:
     return np.lexsort((keys_N2[:, 1], keys_N2[:, 0]))
 
 
-def _with_openings(table: pa.Table | pa.RecordBatch, rows: np.ndarray, max_text_characters: int) -> pa.Table:
+def _with_openings(table: pa.Table | pa.RecordBatch, rows: np.ndarray) -> pa.Table:
     whole = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
     taken = whole.take(pa.array(rows))
     index = taken.schema.get_field_index("text")
     openings = pc.call_function(
-        "utf8_slice_codeunits", [taken.column(index)], pc.SliceOptions(0, max_text_characters)
+        "utf8_slice_codeunits", [taken.column(index)], pc.SliceOptions(0, SAMPLE_TEXT_CHARACTERS)
     )
     return taken.set_column(index, taken.schema.field(index), openings)

@@ -626,8 +626,6 @@ class TokenReader:
 
 CODEBOOK_TOKENS: Final = 16_384
 """Tokens of the sample that a codebook is fitted to."""
-OPENING_CHARACTERS: Final = 2_048
-"""Of a document, as a collection's sample has them."""
 IDF_TEXTS: Final = 8_192
 """Documents of the sample whose chunks are counted."""
 UNSEEN_CHUNKS: Final = 64
@@ -640,8 +638,8 @@ def fitted_codebook(
     """Return what codes the tokens of a collection; None where the settings ask for none.
 
     It is the projection that the model brings where its codes are small enough, else a codebook fitted to the
-    first ``documents``, which have ``doc_id`` and ``text``. Where they are few, random words of the
-    vocabulary join them: what comes later is coded, too.
+    first ``documents`` of a sample, which have ``doc_id`` and ``text``. Where they are few, random words of
+    the vocabulary join them: what comes later is coded, too.
     """
     if not config.token_bytes:
         return None
@@ -651,7 +649,7 @@ def fitted_codebook(
     trained = token_projection_of(config, backbone)
     if trained is not None and trained.vector_bytes <= config.token_bytes:
         return trained
-    texts = [text[:OPENING_CHARACTERS] for text in documents.column("text").to_pylist()]
+    texts: list[str] = documents.column("text").to_pylist()
     order = hash_order(documents.column("doc_id").to_pylist(), 0)
     texts = [texts[place] for place in order[:IDF_TEXTS].tolist()]
     tokenizer, interval = backbone.tokenizer, config.landmark_interval

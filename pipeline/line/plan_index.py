@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pa_dataset
+from cairn.pipeline.cluster.sampling import SAMPLE_TEXT_CHARACTERS
 from cairn.pipeline.config import UNDESCRIBED, IngestConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.corpus.ledger import Ledger
@@ -46,7 +47,6 @@ from cairn.pipeline.line.compatibility import (
 from cairn.pipeline.line.encoder_worker import EncoderWorker, load_stages
 from cairn.pipeline.line.ingest_settings import with_vector_dim
 from cairn.pipeline.line.language_fit import column_warnings, language_warnings
-from cairn.pipeline.line.view import SAMPLE_TEXT_CHARACTERS
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.model.folders.model_defaults import settings_warnings
 from cairn.pipeline.model.folders.names import is_endpoint

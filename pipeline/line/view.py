@@ -28,9 +28,6 @@ from cairn.pipeline.token_vectors.codebook import load_token_coder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import GIVEN_VECTORS
 
-SAMPLE_TEXT_CHARACTERS = 2_048
-"""Start of a document that surrogate and first stage may read: some 500 tokens, twice what either uses."""
-
 
 def view_corpus(run: Run, shards: Sequence[Path]) -> CorpusView:
     """Read a collection's clusters and context, or draw them from staged shards into ``pending/``.
@@ -60,7 +57,6 @@ def _draw(run: Run, shards: Sequence[Path]) -> CorpusView:
         (pq.read_table(shard).drop_columns([GIVEN_VECTORS]) for shard in shards),
         run.config.cluster.max_sample_documents,
         run.config.cluster.seed,
-        max_text_characters=SAMPLE_TEXT_CHARACTERS,
     )
     embedded = run.engine.embed_sample(sample)
     clusters = train_clusters(

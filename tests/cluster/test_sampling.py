@@ -45,9 +45,11 @@ def test_sample_rows_does_not_depend_on_order_or_batches() -> None:
 
 
 def test_sample_rows_cuts_texts_and_nothing_else() -> None:
-    sample = sample_rows([rows(5)], 30, seed=1, max_text_characters=4)
-    assert set(sample.column("text").to_pylist()) == {"text"}
-    assert sample.schema.equals(rows(5).schema)
+    long = rows(5)
+    long = long.set_column(1, long.schema.field(1), pa.array(["text" * 1_000] * 5, pa.large_string()))
+    sample = sample_rows([long], 30, seed=1)
+    assert set(sample.column("text").to_pylist()) == {"text" * 512}
+    assert sample.schema.equals(long.schema)
 
 
 def test_sample_rows_of_an_empty_stream_is_refused() -> None:

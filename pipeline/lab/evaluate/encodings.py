@@ -29,6 +29,7 @@ import pyarrow as pa
 from cairn.pipeline.cluster.assignment import assign
 from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
 from cairn.pipeline.cluster.queries import query_side
+from cairn.pipeline.cluster.sampling import sample_rows
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig
 from cairn.pipeline.context.store import ContextSet, build_context
 from cairn.pipeline.encode.documents import fitted_codebook
@@ -57,16 +58,16 @@ def corpus_context(
     judged: RetrievalSet, config: ContextConfig, backbone: Backbone, encoder: EncoderConfig
 ) -> ContextSet:
     """Cluster the documents and draw the context from them; queries of the set play no part."""
-    texts = judged.texts
+    sample = _sample(judged)
+    titles, texts = (sample.column(name).to_pylist() for name in ("title", "text"))
     table, tokenizer = backbone.token_embeddings, backbone.tokenizer
     fit = fit_static(table, tokenizer, texts)
     embedder = StaticEmbedder(table, tokenizer, fit)
     phi_NV = embedder.embed(texts)
-    psi_NV = embedder.embed(query_side(judged.titles, [None] * len(texts), texts))
+    psi_NV = embedder.embed(query_side(titles, [None] * len(texts), texts))
     clusters = train_clusters(
         phi_NV, psi_NV, ClusterConfig(), surrogate_fingerprint=embedder.fingerprint, surrogate_state=fit
     )
-    sample = _sample(judged.doc_ids, judged.titles, texts)
     return _build(sample, assign(clusters, phi_NV, psi_NV), config, backbone, encoder)
 
 
@@ -79,11 +80,18 @@ def random_context(
     ids = generator.integers(0, backbone.tokenizer.get_vocab_size(), (num_documents, RANDOM_TOKENS)).tolist()
     texts = [backbone.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     names = [f"random-{number}" for number in range(num_documents)]
-    sample = _sample(names, [""] * num_documents, texts)
+    sample = _table(names, [""] * num_documents, texts)
     return _build(sample, np.zeros(num_documents, np.int32), config, backbone, encoder)
 
 
-def _sample(doc_ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> pa.Table:
+def _sample(judged: RetrievalSet) -> pa.Table:
+    """Return the documents' openings, as an ingest samples them."""
+    config = ClusterConfig()
+    documents = _table(judged.doc_ids, judged.titles, judged.texts)
+    return sample_rows([documents], config.max_sample_documents, config.seed)
+
+
+def _table(doc_ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> pa.Table:
     return pa.table(
         {
             "doc_id": pa.array(doc_ids, pa.string()),
@@ -175,8 +183,7 @@ def build_encoder(
     backbone = load_cutter(config)
     started = time.monotonic()
     context = context_for(judged, encoding, context_config, backbone)
-    sample = _sample(judged.doc_ids, judged.titles, judged.texts)
-    codebook = None if encoding.has_pieces else fitted_codebook(sample, config, context, backbone)
+    codebook = None if encoding.has_pieces else fitted_codebook(_sample(judged), config, context, backbone)
     return open_encoder(config, context, backbone, codebook), time.monotonic() - started
 
 

@@ -5,8 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.pipeline.config import ContextConfig, EncoderConfig
+from cairn.pipeline.cluster.sampling import SAMPLE_TEXT_CHARACTERS
+from cairn.pipeline.config import ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.lab.evaluate import encodings
 from cairn.pipeline.lab.evaluate.encodings import (
     EncodedSet,
@@ -22,6 +26,7 @@ from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.types import silent_progress
 
 from tests.lab.evaluate.conftest import write_set
+from tests.small_ingests import ingest_rows, text_of
 
 
 def encode(judged: RetrievalSet, encoding: Encoding, cache: Path | None = None) -> EncodedSet:
@@ -166,6 +171,23 @@ def test_corpus_context_does_not_read_queries_or_judgements(judged, tiny_config)
     assert first.fingerprint == second.fingerprint
     assert len(first.doc_ids) == 2
     assert set(first.doc_ids) <= set(judged.doc_ids)
+
+
+def test_corpus_context_is_the_one_that_an_ingest_of_the_set_draws(tiny_config, tmp_path):
+    reading = replace(tiny_config, use_context=True)
+    rows = [{"id": f"d{number}", "title": "", "text": text_of(number, 900)} for number in range(12)]
+    config = IngestConfig(encoder=reading, context=ContextConfig(context_documents=5))
+    ingest_rows(rows, tmp_path, config)
+    drawn = ContextSet.read(open_generation(CollectionLayout(tmp_path, "c")).folder / "context.arrow")
+    judgement = {"query_id": "q", "doc_id": "d0", "score": 1}
+    asked = write_set(tmp_path / "set", rows, [{"id": "q", "text": "old stones"}], [judgement])
+    judged = read_retrieval_set(asked)
+    context = corpus_context(judged, config.context, load_backbone(reading), reading)
+
+    assert min(len(row["text"]) for row in rows) > SAMPLE_TEXT_CHARACTERS
+    assert context.doc_ids == drawn.doc_ids
+    assert np.array_equal(context.cluster_ids_C, drawn.cluster_ids_C)
+    assert np.array_equal(context.embeddings_CD, drawn.embeddings_CD)
 
 
 def test_random_context_is_as_large_as_the_corpus_allows(judged, tiny_config):
