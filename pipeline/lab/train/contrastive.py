@@ -45,7 +45,7 @@ from cairn.pipeline.lab.train.pair_data import (
     require_negatives,
 )
 from cairn.pipeline.lab.train.pairs import TrainingPairs, join_pairs, read_pairs
-from cairn.pipeline.lab.train.sequences import SequenceBatch
+from cairn.pipeline.lab.train.sequences import SequenceBatch, in_order_of_content
 from cairn.pipeline.lab.train.settings import TrainConfig, require_exits
 from cairn.pipeline.lab.train.trainer import (
     Batch,
@@ -341,7 +341,7 @@ def train(
     of_base = encoder_config({"model": base})
     served = _served_settings(config, of_base, model.max_positions)
     _check_fit(config, checkpoint, model)
-    pairs = without_judged(_read(sources, documents, config), judged, progress)
+    pairs = in_order_of_content(without_judged(_read(sources, documents, config), judged, progress))
     heldout = choose_heldout(pairs, config.heldout_pairs)
     require_batch(len(pairs) - len(heldout), config)
     require_negatives(pairs, config)

@@ -8,7 +8,7 @@
     source                   may be missing: where the row comes from, the domain it is clustered in;
                              else the name of the file
 
-Order matters: pairs that follow one another in a file are taken for neighbours. What cannot be used is
+Pairs that follow one another in a file are taken for neighbours. What cannot be used is
 counted, never dropped in silence.
 
 Rows of training files: tables in any format of a source. Of JSON lines a column is what all its rows fit, so

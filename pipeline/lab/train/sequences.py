@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from cairn.pipeline.cluster.sampling import hash_order
 from cairn.pipeline.encode.tokenization import Prefix, instruction_prefix, tokenize
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs
@@ -78,6 +79,14 @@ def make_units(
         seen.add(document)
         units[-1].append(position)
     return tuple(map(tuple, units))
+
+
+def in_order_of_content(pairs: TrainingPairs) -> TrainingPairs:
+    """Sort by a hash of their texts what :func:`make_units` may join, each such run as it stands."""
+    rows = list(pairs.rows())
+    runs = make_units(pairs, range(len(pairs)), len(pairs))
+    order = hash_order([repr(rows[run[0]]) for run in runs], 0)
+    return TrainingPairs.of((rows[place] for run in order.tolist() for place in runs[run]), pairs.skipped)
 
 
 def units_of_a_batch(units: Sequence[Sequence[int]], batch_pairs: int) -> int:

@@ -7,7 +7,7 @@ import logging
 import math
 import shutil
 from dataclasses import replace
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,21 @@ def test_train_loss_falls_the_best_score_is_remembered_and_the_folder_is_served_
     assert np.isfinite(encoder.encode(["cat mat"], titles=["way"]).document_vectors_NV).all()
     context = context_config(folder, {})
     assert (context.context_documents, context.max_document_tokens) == (4, 12)
+
+
+def test_train_order_of_a_file_changes_nothing_where_rows_of_a_title_stay_together(run, pairs_file, tmp_path):
+    settings = {"steps": 2, "hard_negatives": 2, "context_from": "source"}
+    run(**settings)
+    runs = [
+        list(lines)
+        for _, lines in groupby(pairs_file.read_text().splitlines(), lambda line: json.loads(line)["title"])
+    ]
+    pairs_file.write_text("\n".join(line for lines in reversed(runs) for line in lines))
+    run("again", **settings)
+    first, again = (tmp_path / name / "changes.safetensors" for name in ("run", "again"))
+
+    assert len(runs) > 10
+    assert first.read_bytes() == again.read_bytes()
 
 
 @pytest.mark.parametrize(("context_documents", "attention"), [(4, "full"), (0, "full"), (4, "chunk")])
