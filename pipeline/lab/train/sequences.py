@@ -85,7 +85,8 @@ def in_order_of_content(pairs: TrainingPairs) -> TrainingPairs:
     """Sort by a hash of their texts what :func:`make_units` may join, each such run as it stands."""
     rows = list(pairs.rows())
     runs = make_units(pairs, range(len(pairs)), len(pairs))
-    order = hash_order([repr(rows[run[0]]) for run in runs], 0)
+    # A page may be a number by the order of files.
+    order = hash_order([repr(rows[run[0]]._replace(page="")) for run in runs], 0)
     return TrainingPairs.of((rows[place] for run in order.tolist() for place in runs[run]), pairs.skipped)
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from cairn.pipeline.encode.tokenization import Prefix, tokenize_after
 from cairn.pipeline.lab.train.batches import BatchPlan, mean_cosine
+from cairn.pipeline.lab.train.documents import read_document_pairs
 from cairn.pipeline.lab.train.packed_rows import alone, split
 from cairn.pipeline.lab.train.pair_data import PairVectors
 from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs, read_pairs
-from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
+from cairn.pipeline.lab.train.sequences import SequenceMaker, in_order_of_content, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.landmarks import lay_out, split_into_chunks
@@ -83,6 +84,20 @@ def test_pairs_of_a_file_that_follow_one_another_with_one_title_are_a_unit(tmp_p
 
 def test_make_units_count_documents_and_keep_their_queries_together():
     assert make_units(pages_of("xxyyxz", "pppppp"), range(6), 2) == ((0, 1, 2, 3, 4), (5,))
+
+
+def test_in_order_of_content_sorts_sections_of_documents_whatever_the_order_of_these(tmp_path):
+    texts = [
+        " ".join(f"The {word} {number} is a stone on the old path." for number in range(40)) for word in "abc"
+    ]
+    queries: list[tuple[str, ...]] = []
+    for number, own in enumerate((texts, texts[::-1])):
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text("\n".join(json.dumps({"text": text, "source": "s"}) for text in own))
+        queries.append(in_order_of_content(read_document_pairs([file], 128)).queries)
+
+    assert len(queries[0]) > 5
+    assert queries[0] == queries[1]
 
 
 def test_make_lays_out_queries_titles_and_documents_each_once(tiny_model_folder):
