@@ -157,6 +157,11 @@ def run_rows(
     engine: Transformer, rows: Rows, layers: Sequence[int], lead: Lead | None = None
 ) -> dict[int, Float[torch.Tensor, "N D"]]:
     """Return the states after each of ``layers``, from 1, behind a lead, if any."""
+    longest = int(rows.lengths.max())
+    if longest > engine.max_positions:
+        raise ModelError(
+            f"a row must have at most {engine.max_positions} tokens, got {longest}; choose a smaller interval"
+        )
     lead_B = np.zeros(len(rows), np.int64) if lead is None else lead.counts_B
     lengths_B = rows.lengths + lead_B
     blocks = cut_into_blocks(
@@ -171,7 +176,8 @@ def run_rows(
     )
     text_N = torch.from_numpy(ranges(np.cumsum(lengths_B) - rows.lengths, rows.lengths)).to(engine.device)
     places_N = torch.from_numpy(places_in_groups(rows.lengths)).to(engine.device)
-    x_ND = _embed(engine, rows, places_N)
+    ids_N = torch.from_numpy(rows.ids.astype(np.int64)).to(engine.device)
+    x_ND = engine.norm_embeddings(engine.embedding.look_up(ids_N, places_N))
     if lead is not None and len(lead.vectors_CD):
         # A lead has no position, and the angle of position 0 is no rotation.
         places_N = places_N.new_zeros(int(lengths_B.sum())).index_copy(0, text_N, places_N)
@@ -191,16 +197,6 @@ def run_rows(
             states_ND = x_ND if len(x_ND) == len(text_N) else x_ND[text_N]
             found[index + 1] = states_ND if engine.final_norm is None else engine.final_norm(states_ND)
     return found
-
-
-def _embed(engine: Transformer, rows: Rows, places_N: torch.Tensor) -> torch.Tensor:
-    longest = int(rows.lengths.max())
-    if longest > engine.max_positions:
-        raise ModelError(
-            f"a row must have at most {engine.max_positions} tokens, got {longest}; choose a smaller interval"
-        )
-    ids_N = torch.from_numpy(rows.ids.astype(np.int64)).to(engine.device)
-    return engine.norm_embeddings(engine.embedding.look_up(ids_N, places_N))
 
 
 _EMBEDDINGS: Final = "emb"

@@ -77,14 +77,6 @@ def test_bm25_ranking_holds_what_bm25_found(encoded):
     assert read(encoded, found[3]) == [6, 1]
 
 
-@pytest.mark.parametrize("ranking", ["dense", "convex"])
-def test_documents_score_as_their_best_piece(encoded, ranking):
-    for answer in answers(encoded, ranking):
-        assert answer.passages is not None
-        # The best passage lies in the best document.
-        assert answer.passages.document_S[0] == answer.documents.positions[0]
-
-
 def test_max_sim_moves_the_best_pieces_of_the_convex_ranking(encoded):
     asked: list[np.ndarray] = []
 

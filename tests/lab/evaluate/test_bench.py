@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from statistics import fmean
 
@@ -8,7 +9,7 @@ import pytest
 from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.evaluate import encodings, measures
+from cairn.pipeline.lab.evaluate import encodings
 from cairn.pipeline.lab.evaluate.bench import (
     EVIDENCE_MEASURES,
     run_bench,
@@ -16,12 +17,10 @@ from cairn.pipeline.lab.evaluate.bench import (
 from cairn.pipeline.lab.evaluate.dev_scores import DevScorer
 from cairn.pipeline.lab.evaluate.encodings import Encoding
 from cairn.pipeline.lab.evaluate.measures import DOCUMENT_MEASURES
-from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
 from cairn.pipeline.lab.evaluate.systems import System, baseline_systems, configured_systems, our_systems
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.types import ModelScorer
-
-from tests.lab.evaluate.conftest import write_set
 
 CONTEXT = ContextConfig(context_documents=3)
 
@@ -88,20 +87,7 @@ def test_queries_without_evidence_have_no_evidence_value(judged, tiny_config):
 
     assert np.isnan(result.values["evidence@1000"]).tolist() == [False, False, True]
     assert not np.isnan(result.values["nDCG@10"]).any()
-
-
-def test_set_without_evidence_has_document_measures_only(tmp_path, tiny_config):
-    documents = [{"id": "a", "text": "stone"}, {"id": "b", "text": "river"}]
-    plain = read_retrieval_set(
-        write_set(
-            tmp_path / "s",
-            documents,
-            [{"id": "q", "text": "stone"}],
-            [{"query_id": "q", "doc_id": "a", "score": 1}],
-        )
-    )
-    results = list(run_bench(plain, baseline_systems(tiny_config, 96)))
-
+    results = run_bench(without_evidence(judged, "bare"), baseline_systems(tiny_config, 96))
     assert {name for result in results for name in result.values} == set(DOCUMENT_MEASURES)
 
 
@@ -165,19 +151,13 @@ def test_dev_score_is_the_mean_over_sets_of_what_the_table_says(judged, tiny_mod
     assert isinstance(scorer, ModelScorer)
 
 
-def test_dev_scorer_fingerprint_is_that_of_texts_and_judgements(judged):
+def test_dev_scorer_fingerprint_is_that_of_texts_and_judgements(judged, monkeypatch):
     assert DevScorer([judged]).fingerprint == DevScorer([replace(judged, titles=judged.titles)]).fingerprint
     others = [
         without_evidence(judged, judged.name),
         replace(judged, queries=("another", *judged.queries[1:])),
     ]
     assert len({DevScorer([each]).fingerprint for each in (judged, *others)}) == 3
-
-
-def test_dev_scorer_without_ir_measures_says_so_before_anything_is_trained(judged, monkeypatch):
-    def absent() -> None:
-        raise ConfigError("evaluating must have the package ir_measures, got none")
-
-    monkeypatch.setattr(measures, "_ir_measures", absent)
+    monkeypatch.setitem(sys.modules, "ir_measures", None)
     with pytest.raises(ConfigError, match="ir_measures"):
         DevScorer([judged])

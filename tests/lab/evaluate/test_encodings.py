@@ -59,6 +59,9 @@ def test_titled_chunk_is_encoded_as_a_text_with_its_title_in_front(judged, tiny_
 
     assert np.array_equal(encoded.start_char, plain.start_char)
     assert encoded.chunk_vectors_MV == pytest.approx(room.encode(texts).document_vectors_NV, abs=1e-6)
+    for document in range(len(judged.doc_ids)):
+        mean = encoded.chunk_vectors_MV[encoded.chunk_document == document].sum(axis=0)
+        assert encoded.document_vectors_NV[document] == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
 
 
 def test_overlapping_pieces_are_two_neighbouring_chunks_each_a_text_of_its_own(judged, tiny_config):
@@ -79,14 +82,6 @@ def test_overlapping_pieces_are_two_neighbouring_chunks_each_a_text_of_its_own(j
         assert encoded.end_char[own].tolist() == halves.end_char[half][-count:].tolist()
 
 
-def test_titled_document_vector_is_the_mean_of_its_chunks(judged, tiny_config):
-    encoded = encode(judged, Encoding(encoder=tiny_config, has_titles=True))
-    for document in range(len(judged.doc_ids)):
-        mean = encoded.chunk_vectors_MV[encoded.chunk_document == document].sum(axis=0)
-
-        assert encoded.document_vectors_NV[document] == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
-
-
 def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config):
     reading = replace(tiny_config, use_context=True)
     none = encode(judged, Encoding(encoder=tiny_config))
@@ -98,14 +93,9 @@ def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config):
     assert not np.allclose(none.document_vectors_NV, corpus.document_vectors_NV)
     assert not np.allclose(random.document_vectors_NV, corpus.document_vectors_NV)
     assert not np.allclose(none.query_vectors_QV, corpus.query_vectors_QV)
-
-
-@pytest.mark.parametrize("kind", ["random", "corpus"])
-def test_context_with_one_seed_gives_one_encoding(judged, tiny_config, kind):
-    reading = replace(tiny_config, use_context=True)
-    first, second = (encode(judged, Encoding(encoder=reading, context=kind)) for _ in range(2))
-
-    assert np.array_equal(first.document_vectors_NV, second.document_vectors_NV)
+    for kind, first in (("random", random), ("corpus", corpus)):
+        again = encode(judged, Encoding(encoder=reading, context=kind))
+        assert np.array_equal(first.document_vectors_NV, again.document_vectors_NV)
 
 
 def test_pieces_that_are_only_cut_are_those_that_are_encoded(judged, tiny_config):
@@ -160,7 +150,7 @@ def test_kept_sets_have_names_of_their_own_where_a_vector_may_differ(judged, tin
     assert len(list((tmp_path / "cache").iterdir())) == 8
 
 
-def test_corpus_context_does_not_read_queries_or_judgements(judged, tiny_config):
+def test_contexts_read_no_queries_or_judgements_and_are_as_large_as_the_corpus_allows(judged, tiny_config):
     backbone = load_backbone(tiny_config)
     others = replace(judged, query_ids=("z",), queries=("something else",), judgements=Judgements.none())
     first, second = (
@@ -171,6 +161,9 @@ def test_corpus_context_does_not_read_queries_or_judgements(judged, tiny_config)
     assert first.fingerprint == second.fingerprint
     assert len(first.doc_ids) == 2
     assert set(first.doc_ids) <= set(judged.doc_ids)
+    random = random_context(judged, ContextConfig(context_documents=512), backbone, tiny_config)
+    assert len(random.doc_ids) == len(judged.doc_ids)
+    assert not set(random.doc_ids) & set(judged.doc_ids)
 
 
 def test_corpus_context_is_the_one_that_an_ingest_of_the_set_draws(tiny_config, tmp_path):
@@ -188,15 +181,6 @@ def test_corpus_context_is_the_one_that_an_ingest_of_the_set_draws(tiny_config, 
     assert context.doc_ids == drawn.doc_ids
     assert np.array_equal(context.cluster_ids_C, drawn.cluster_ids_C)
     assert np.array_equal(context.embeddings_CD, drawn.embeddings_CD)
-
-
-def test_random_context_is_as_large_as_the_corpus_allows(judged, tiny_config):
-    context = random_context(
-        judged, ContextConfig(context_documents=512), load_backbone(tiny_config), tiny_config
-    )
-
-    assert len(context.doc_ids) == len(judged.doc_ids)
-    assert not set(context.doc_ids) & set(judged.doc_ids)
 
 
 def test_corpus_context_of_a_first_stage_of_its_own_stands_behind_the_documents_prefix(judged, make_cde):

@@ -54,22 +54,21 @@ def test_averages_and_quality_are_over_the_sets_that_have_a_measure():
     assert report.quality("x") == pytest.approx(((0.4 + mean + 0.2) / 2 + 0.6 + mean) / 2)
 
 
-def test_best_baseline_is_never_one_of_ours():
-    report = Report(
-        [result("ours", 0.9), result("low", 0.3, is_baseline=True), result("high", 0.5, is_baseline=True)]
-    )
+def test_baseline_is_compared_set_by_set_and_costs_are_added_up():
+    results = [result("x", 0.5), result("low", 0.3, is_baseline=True), result("high", 0.4, is_baseline=True)]
+    second = [replace(each, set_name="b") for each in results]
+    second[2] = result("high", 0.7, set_name="b", is_baseline=True)
+    report = Report([*results, *second])
 
     assert report.best_baseline() == "high"
-    assert Report([result("ours", 0.9)]).best_baseline() is None
-
-
-def test_comparison_is_made_set_by_set():
-    report = Report(
-        [result("x", 0.5), result("x", 0.5, set_name="b"), result("y", 0.4), result("y", 0.7, set_name="b")]
-    )
-    differences = {name: comparison.difference for name, comparison in report.compare("x", "y", NDCG, seed=0)}
-
-    assert differences == {"a": pytest.approx(0.1), "b": pytest.approx(-0.2)}
+    assert Report(results[:1]).best_baseline() is None
+    assert {name: each.difference for name, each in report.compare("x", "high", NDCG, seed=0)} == {
+        "a": pytest.approx(0.1),
+        "b": pytest.approx(-0.2),
+    }
+    costs = advised(Report([results[0], second[0]]))
+    assert (costs.encode_seconds, costs.tokens, costs.index_bytes) == (20.0, 2_000, 2_000)
+    assert costs.query_milliseconds == 1.0
 
 
 def test_advice_names_what_the_queries_do_not_tell_apart():
@@ -105,17 +104,6 @@ def test_advice_leaves_out_what_no_ingest_builds():
 
     assert advised(report).system == "ours"
     assert Report([unbuildable]).advise(seed=0) is None
-
-
-def test_advice_adds_up_the_costs_of_all_sets():
-    advice = advised(Report([result("x", 0.5), result("x", 0.5, set_name="b")]))
-
-    assert (advice.encode_seconds, advice.tokens, advice.index_bytes, advice.query_milliseconds) == (
-        20.0,
-        2_000,
-        2_000,
-        1.0,
-    )
 
 
 def test_buildable_are_chunks_and_late_chunks_and_ours_without_random_context():
@@ -163,12 +151,8 @@ def test_ingest_flags_name_what_differs_from_the_defaults():
     )
     prefixed = our_systems(replace(INGESTED, query_prefix="query: "), ["none"], ["mean"])[0]
     assert ingest_flags(prefixed) == f"{BASE_FLAGS} --query-prefix 'query: '"
-
-
-def test_ingest_flags_name_what_differs_from_what_the_default_model_brings():
     brought = encoder_config({})
     without = our_systems(replace(brought, whole_text_tokens=0), ["none"], ["mean"])[0]
-
     assert ingest_flags(configured_systems(brought)[0]) == ""
     assert ingest_flags(without) == "--whole-text-tokens 0 --no-context"
 

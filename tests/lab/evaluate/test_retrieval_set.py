@@ -35,20 +35,6 @@ def test_set_read_back_has_positions_gains_and_spans(judged):
     ]
 
 
-def test_whole_number_ids_become_text(tmp_path):
-    documents = [{"id": 1, "text": "stone"}]
-    judged = read_retrieval_set(
-        write_set(
-            tmp_path / "s",
-            documents,
-            [{"id": 7, "text": "stone"}],
-            [{"query_id": 7, "doc_id": 1, "score": 1}],
-        )
-    )
-
-    assert (judged.doc_ids, judged.query_ids) == (("1",), ("7",))
-
-
 @pytest.mark.parametrize(
     ("queries", "judgement", "reason"),
     [
@@ -74,6 +60,16 @@ def test_what_cannot_be_scored_is_counted_and_left_out(tmp_path, queries, judgem
     assert judged.judgements.query_J.tolist() == [0, 1]
 
 
+def test_ids_may_be_whole_numbers_and_only_relevant_spans_are_evidence(tmp_path):
+    documents = [{**row, "id": place} for place, row in enumerate(DOCUMENTS)]
+    span = {"start": 0, "end": 5}
+    qrels = [{"query_id": "q", "doc_id": place, "score": 1 - place, **span} for place in (0, 1)]
+    judged = read_retrieval_set(write_set(tmp_path / "s", documents, QUERIES[:1], qrels))
+    assert (judged.doc_ids, judged.judgements.start_J.tolist()) == (("0", "1"), [0, NO_SPAN])
+    with pytest.raises(SourceError, match=r"got none \(2 judgements of unknown queries.*check the ids"):
+        read_retrieval_set(write_set(tmp_path / "s", documents, QUERIES[1:], qrels))
+
+
 @pytest.mark.parametrize("span", [(-1, 3), (4, 4), (5, 2), (0, 11)])
 def test_spans_outside_their_text_are_counted_and_the_judgement_kept(tmp_path, span):
     qrels = [{**QRELS[0], "start": span[0], "end": span[1]}, {**QRELS[1], "start": 0, "end": 5}]
@@ -83,17 +79,6 @@ def test_spans_outside_their_text_are_counted_and_the_judgement_kept(tmp_path, s
 
     assert judged.skipped == {"spans outside their text": 1}
     assert judged.judgements.start_J.tolist() == [NO_SPAN, 0]
-
-
-def test_span_of_a_document_that_is_not_relevant_is_no_evidence(tmp_path):
-    qrels = [
-        {**QRELS[0], "start": 0, "end": 5},
-        {**QRELS[1], "start": 0, "end": 5},
-        {"query_id": "r", "doc_id": "a", "score": 0, "start": 0, "end": 5},
-    ]
-    judged = read_retrieval_set(write_set(tmp_path / "s", DOCUMENTS, QUERIES, qrels))
-
-    assert judged.judgements.start_J.tolist() == [0, 0, NO_SPAN]
 
 
 @pytest.mark.parametrize(
@@ -116,13 +101,6 @@ def test_columns_that_cannot_be_evaluated_are_refused(tmp_path, documents, queri
         read_retrieval_set(write_set(tmp_path / "s", documents, queries, qrels))
 
 
-def test_set_without_a_usable_query_is_refused(tmp_path):
-    with pytest.raises(SourceError, match=r"got none \(1 judgements of unknown queries.*check the ids"):
-        read_retrieval_set(
-            write_set(tmp_path / "s", DOCUMENTS, QUERIES, [{"query_id": "x", "doc_id": "y", "score": 1}])
-        )
-
-
 def test_sample_keeps_every_judged_document_of_its_queries(judged):
     for seed in range(5):
         sample = sample_set(judged, max_queries=2, max_documents=2, seed=seed)
@@ -137,17 +115,8 @@ def test_sample_keeps_every_judged_document_of_its_queries(judged):
 
         assert len(sample.query_ids) == 2
         assert kept == whole
-
-
-def test_sample_of_documents_holds_the_number_asked_for(judged):
-    only_q3 = next(
-        s
-        for s in (sample_set(judged, max_queries=1, max_documents=2, seed=seed) for seed in range(50))
-        if s.query_ids == ("q3",)
-    )
-
-    assert len(only_q3.doc_ids) == 2
-    assert "stone" in only_q3.doc_ids
+        one = sample_set(judged, max_queries=1, max_documents=3, seed=seed)
+        assert len(one.doc_ids) == 3
 
 
 REST = "Stones mark it every hundred paces. " * 8
@@ -179,6 +148,8 @@ def test_query_is_the_first_sentence_cut_out_of_its_document(corpus):
     made = known_item_set(corpus, 3, seed=0)
 
     assert len(made.queries) == 3
+    assert made.skipped == {"documents that repeat an id": 1}
+    assert len(set(made.doc_ids)) == len(made.doc_ids) == 9
     for query, document in zip(made.queries, made.judgements.document_J.tolist(), strict=True):
         number = made.doc_ids[document].removeprefix("d")
         assert query == f"This is the path number {number} over the hill."
@@ -188,23 +159,10 @@ def test_query_is_the_first_sentence_cut_out_of_its_document(corpus):
     every = known_item_set(corpus, 100, seed=0)
     drawn = {every.doc_ids[document] for document in every.judgements.document_J.tolist()}
     assert drawn - {"name"} == {f"d{index}" for index in range(6)}
-
-
-def test_repeated_ids_are_counted_and_the_first_is_kept(corpus):
-    made = known_item_set(corpus, 3, seed=0)
-
-    assert made.skipped == {"documents that repeat an id": 1}
-    assert len(set(made.doc_ids)) == len(made.doc_ids) == 9
-
-
-def test_corpus_of_json_lines_gives_the_same_items(corpus):
-    parquet = known_item_set(corpus, 3, seed=0)
     rows = [row for path in sorted(corpus.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
-    for path in corpus.glob("*.parquet"):
-        path.unlink()
-    (corpus / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    assert known_item_set(corpus, 3, seed=0).queries == parquet.queries
+    (corpus / "lines").mkdir()
+    (corpus / "lines" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert known_item_set(corpus / "lines", 3, seed=0).queries == made.queries
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import shutil
 from dataclasses import replace
@@ -21,7 +20,7 @@ from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train import contrastive
-from cairn.pipeline.lab.train.contrastive import draw_batch, served_interval, train
+from cairn.pipeline.lab.train.contrastive import served_interval, train
 from cairn.pipeline.lab.train.heldout import (
     choose_heldout,
     embed_texts,
@@ -30,8 +29,7 @@ from cairn.pipeline.lab.train.heldout import (
 )
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.packed_rows import alone
-from cairn.pipeline.lab.train.pair_data import PairVectors, TrainingData, pools_of_sources
-from cairn.pipeline.lab.train.pairs import TrainingPairs, read_pairs, text_numbers
+from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.lab.train.trainer import read_log
@@ -104,22 +102,13 @@ def test_train_held_out_pairs_are_scored_as_the_model_is_served_behind_a_context
     assert (context[0] if context else 0) == context_documents
 
 
-def test_train_documents_make_sequences_of_one_page(tiny_model_folder, pairs_file, tmp_path):
-    def page(word: str) -> str:
-        body = " ".join(f"the {word} sat on the old stone path by the river and the mat." for _ in range(5))
-        return "\n\n".join(f"# {heading}\n\n{heading} {body}" for heading in ("way", "mark", "mountain"))
-
-    words = ("cat", "mat", "river", "walk", "old")
-    pq.write_table(
-        pa.table({"id": [1, 2, 3, 4, 5], "title": list(words), "text": [page(word) for word in words]}),
-        tmp_path / "d.parquet",
-    )
-    config = TrainConfig(**{**LOOP_SETTINGS, "steps": 2, "batch_pairs": 6, "heldout_pairs": 0})
-    of_pages: Any = {"base": str(tiny_model_folder), "documents": [tmp_path / "d.parquet"]}
-    assert train([], tmp_path / "run", config, **of_pages).details["pairs"] == 15
-    records = [record for record in read_log(tmp_path / "run" / "log.jsonl") if "loss" in record]
-    assert all(record["num_queries"] == 6 for record in records)
-    assert train([pairs_file], tmp_path / "both", config, **of_pages).details["pairs"] == 75
+def test_train_reads_sections_of_documents_beside_pairs(one_thread, tiny_model_folder, pairs_file, tmp_path):
+    body = " ".join(f"the cat sat on the old stone path {number} by the river." for number in range(9))
+    text = "\n\n".join(f"# {heading}\n\n{heading} {body}" for heading in ("way", "mark", "mountain"))
+    pq.write_table(pa.table({"title": ["cat"], "text": [text]}), tmp_path / "d.parquet")
+    documents = [tmp_path / "d.parquet"]
+    run = train([pairs_file], tmp_path / "run", config_of(), base=str(tiny_model_folder), documents=documents)
+    assert run.details["pairs"] == 63
 
 
 @pytest.mark.parametrize(
@@ -209,7 +198,7 @@ def config_of(**settings: Any) -> TrainConfig:
 
 
 def test_second_stage_goes_on_from_the_first_with_other_tasks_and_own_negatives(
-    one_thread, tiny_model_folder, pairs_file, labelled, tmp_path
+    one_thread, tiny_model_folder, pairs_file, labelled, tmp_path, caplog
 ):
     first = train([pairs_file], tmp_path / "one", config_of(), base=str(tiny_model_folder))
     second = train(
@@ -221,15 +210,9 @@ def test_second_stage_goes_on_from_the_first_with_other_tasks_and_own_negatives(
     assert (first.details["pairs"], second.details["pairs"]) == (60, 84)
     settings = encoder_config({"model": str(tmp_path / "two" / "best")})
     assert (settings.query_prefix, settings.document_prefix) == ("the old: ", "")
-
-
-def test_pairs_without_negatives_are_counted_where_they_teach_nothing(
-    one_thread, tiny_model_folder, pairs_file, labelled, tmp_path, caplog
-):
-    with caplog.at_level(logging.WARNING, "cairn.pipeline.lab.train.pair_data"):
-        train(
-            [pairs_file, labelled], tmp_path / "run", config_of(negatives="own"), base=str(tiny_model_folder)
-        )
+    assert not caplog.records
+    unmined = config_of(negatives="own")
+    train([pairs_file, labelled], tmp_path / "three", unmined, base=str(tiny_model_folder))
     assert "60 of 84 pairs have no negatives" in caplog.text
 
 
@@ -245,54 +228,7 @@ def test_steps_with_own_negatives_lower_the_loss_of_a_class_task(
     assert report.last_loss < 0.6 * report.first_loss
 
 
-def test_queries_behind_a_prefix_are_embedded_in_training_as_at_serving(
-    one_thread, tiny_model_folder, pairs_file, tmp_path
-):
-    config = config_of(query_prefix="walk on: ", document_prefix="stone: ")
-    train([pairs_file], tmp_path / "run", config, base=str(tiny_model_folder))
-    folder = tmp_path / "run" / "model"
-    settings = replace(encoder_config({"model": str(folder)}), precision="fp32", use_context=False)
-    encoder = DocumentEncoder(settings, backbone=load_backbone(settings))
-    pairs = read_pairs([pairs_file])
-    maker = SequenceMaker(
-        read_checkpoint(folder),
-        pairs,
-        pooling=settings.pooling,
-        max_query_tokens=64,
-        max_document_tokens=256,
-        window_tokens=settings.window_tokens,
-        query_prefix=settings.query_prefix,
-        document_prefix=settings.document_prefix,
-        title_tokens=settings.title_tokens,
-    )
-    model = LandmarkEncoder(read_checkpoint(folder)).requires_grad_(False)
-    documents = encoder.encode(pairs.documents[:5], titles=pairs.titles[:5]).document_vectors_NV
-    for laid_out, served in (
-        (maker.queries(range(5), 64), encoder.encode_queries(pairs.queries[:5])),
-        (maker.documents(range(5), 64), documents),
-    ):
-        np.testing.assert_allclose(embed_texts(model, *laid_out, 100).numpy(), served, atol=1e-5)
-
-
-def test_tokens_of_an_instruction_are_read_and_not_pooled(tiny_model_folder, make_pairs):
-    rows = [row._replace(instruction=INSTRUCTION) for row in make_pairs(3).rows()]
-    checkpoint = read_checkpoint(tiny_model_folder)
-    made = SequenceMaker(
-        checkpoint, TrainingPairs.of(rows, {}), pooling="mean", max_query_tokens=16, max_document_tokens=64
-    )
-    packed, _ = made.queries(range(3), 64)
-    model = LandmarkEncoder(checkpoint).requires_grad_(False)
-    embeddings_BD, states_ND = model(packed), model.states(packed)[model.num_layers]
-    starts = np.cumsum(packed.lengths) - packed.lengths
-    for row, start in enumerate(starts.tolist()):
-        # Behind [CLS] and prefix: the own tokens and the landmark, as mean pooling has it.
-        behind = start + int(packed.own_start[row])
-        expected = states_ND[behind : start + int(packed.lengths[row])].mean(0)
-        assert torch.allclose(embeddings_BD[row], expected, atol=1e-6)
-
-
 INTERVAL, WINDOW, PREFIX = 8, 40, "the old: "
-CONTEXT = {"context_documents": 64, "max_context_tokens": 12}
 
 
 def context_of(embeddings_CD: np.ndarray) -> ContextSet:
@@ -317,7 +253,7 @@ def maker_of(folder: Path, pairs: TrainingPairs, **settings: Any) -> SequenceMak
     [
         *product(["full"], ["lmk", "mean"], [PREFIX], FAMILIES),
         *product(["chunk"], ["cls"], ["", PREFIX], FAMILIES),
-        ("chunk", "mean", "", "bert"),
+        ("chunk", "mean", PREFIX, "bert"),  # which is pooled
         *product(["chunk", "full"], ["lmk", "mean"], ["", PREFIX], ["decoder without [CLS]"]),
     ],
 )
@@ -332,6 +268,7 @@ def test_vectors_of_rows_are_those_that_an_ingest_gives(
         checkpoint = read_checkpoint(folder)
         assert checkpoint.cls_id is None
     pairs, is_cls = make_pairs(6), pooling == "cls"
+    pool_prefix = (attention, pooling, family) == ("chunk", "mean", "bert")
     assert all(pairs.titles)
     model = LandmarkEncoder(checkpoint)
     context_CD = torch.randn(5, model.model_dim, generator=torch.Generator().manual_seed(1))
@@ -341,12 +278,15 @@ def test_vectors_of_rows_are_those_that_an_ingest_gives(
             pairs,
             pooling=pooling,
             attention=attention,
+            query_prefix=prefix,
             document_prefix=prefix,
+            pool_prefix=pool_prefix,
             title_tokens=title_tokens,
         )
         with torch.no_grad():
             rows, text_M = made.documents(range(6), INTERVAL)
             found = embed_texts(model, rows, text_M, 100, drawn_CD).numpy()
+            asked = embed_texts(model, *made.queries(range(6), 64), 100, drawn_CD).numpy()
         config = EncoderConfig(
             model=str(folder),
             attention=attention,
@@ -355,16 +295,22 @@ def test_vectors_of_rows_are_those_that_an_ingest_gives(
             window_tokens=WINDOW,
             window_overlap_tokens=0,
             title_tokens=title_tokens,
+            query_prefix=prefix,
             document_prefix=prefix,
+            pool_prefix=pool_prefix,
             precision="fp32",
             use_context=drawn_CD is not None,
         )
         context = None if drawn_CD is None else context_of(drawn_CD.numpy())
-        expected = DocumentEncoder(config, context).encode(pairs.documents, titles=pairs.titles)
+        encoder = DocumentEncoder(config, context)
+        expected = encoder.encode(pairs.documents, titles=pairs.titles)
         assert np.abs(found - expected.document_vectors_NV).max() <= 1e-5
+        assert np.abs(asked - encoder.encode_queries(pairs.queries)).max() <= 1e-5
     assert len(rows) > 6, "a document is longer than a row"
     if is_cls:
         assert (alone(rows, has_cls=True).pooled_start == rows.own_start).all()
+    elif pool_prefix:
+        assert (alone(rows, has_cls=True).pooled_start == 0).all()
     elif family not in FAMILIES and attention != "full":
         assert (rows.own_start > made.prefix_tokens).all()
 
@@ -392,70 +338,31 @@ def test_context_documents_are_read_as_by_an_ingest(decoder, make_pairs):
     assert np.abs(found.numpy() - first_stage.embed(pairs.documents)).max() <= 1e-5
 
 
-@pytest.fixture
-def trained(tiny_model_folder, tmp_path):
-    """Return a model that says it was trained behind up to 64 documents of 12 tokens."""
-    served, context = EncoderConfig(use_context=True), TrainConfig(steps=1, **CONTEXT).context
-    save_encoder_folder(tmp_path / "model", read_checkpoint(tiny_model_folder), served, context=context)
-    return tmp_path / "model"
+def test_folder_brings_the_context_of_training_and_one_larger_is_said_in_a_sentence(
+    tiny_model_folder, tmp_path
+):
+    served, folder = EncoderConfig(use_context=True), tmp_path / "model"
+    trained = TrainConfig(steps=1, context_documents=64, max_context_tokens=12).context
+    save_encoder_folder(folder, read_checkpoint(tiny_model_folder), served, context=trained)
 
+    def of(stored: Any = None, **context: int) -> tuple[int, int]:
+        asked = {"encoder": {"model": str(folder)}, "context": context}
+        found = resolve_ingest_config(asked, stored).context
+        return found.context_documents, found.max_document_tokens
 
-def test_folder_brings_the_context_of_training_to_a_new_collection(trained):
-    config = resolve_ingest_config({"encoder": {"model": str(trained)}}, None)
-    assert (config.context.context_documents, config.context.max_document_tokens) == (64, 12)
-    chosen = resolve_ingest_config(
-        {"encoder": {"model": str(trained)}, "context": {"context_documents": 9}}, None
-    )
-    assert (chosen.context.context_documents, chosen.context.max_document_tokens) == (9, 12)
-    stored = {"context": {"context_documents": 7, "max_document_tokens": 5, "seed": 0}}
-    assert resolve_ingest_config({"encoder": {"model": str(trained)}}, stored).context.context_documents == 7
-
-
-def test_context_larger_than_that_of_training_is_said_in_one_sentence(trained):
-    encoder = encoder_config({"model": str(trained)})
-    brought = context_config(str(trained), {})
-    assert settings_warnings(encoder, brought) == ()
+    assert (of(), of(context_documents=9)) == ((64, 12), (9, 12))
+    assert of({"context": {"context_documents": 7, "max_document_tokens": 5, "seed": 0}}) == (7, 5)
+    encoder, brought = encoder_config({"model": str(folder)}), context_config(str(folder), {})
     assert settings_warnings(encoder, replace(brought, context_documents=9)) == ()
     larger = replace(brought, context_documents=65, max_document_tokens=13)
     (warning,) = settings_warnings(encoder, larger)
     assert "was not trained for context_documents 65, max_document_tokens 13, but for 64, 12: " in warning
     assert settings_warnings(replace(encoder, use_context=False), larger) == ()
-
-
-@pytest.mark.parametrize("content", [{"context_documents": 0, "max_document_tokens": 3}, {"other": 1}, 5])
-def test_context_of_a_folder_that_is_none_is_refused(trained, content):
-    path = trained / "cairn_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "context": content}))
-    with pytest.raises(ModelError, match="must hold context_documents and max_document_tokens, got others"):
-        context_config(str(trained), {})
-
-
-def test_context_from_source_is_drawn_from_all_documents_of_the_batch_s_source(tiny_model_folder, make_pairs):
-    pairs = make_pairs(60)
-    maker = SequenceMaker(
-        read_checkpoint(tiny_model_folder), pairs, pooling="lmk", max_query_tokens=16, max_document_tokens=64
-    )
-    drawn: list[list[int]] = []
-    maker.context = lambda positions, tokens: drawn.append(list(positions))  # pyright: ignore
-    heldout = np.array([3, 4], np.int64)
-    data = TrainingData(
-        maker=maker,
-        vectors=PairVectors(
-            document_NV=np.zeros((60, 4), np.float32), query_NV=np.zeros((60, 4), np.float32)
-        ),
-        document_number_N=text_numbers(pairs.documents),
-        hard_negatives_Nk=np.zeros((60, 0), np.int64),
-        pool_of_pair=pools_of_sources(pairs, heldout),
-    )
-    config = TrainConfig(steps=1, context_documents=20, context_absence=0.0)
-    draw_batch(data, [(0, 1), (6, 7)], np.random.default_rng(0), config, 96)
-    (context,) = drawn
-    assert 1 <= len(set(context)) == len(context) <= 20
-    assert {pairs.sources[position] for position in context} == {"s0"}
-    assert not {3, 4} & set(context)
-    assert set(context) - {0, 1, 6, 7}
-    mixed = draw_batch(data, [(0, 1), (40, 41)], np.random.default_rng(0), config, 96)
-    assert mixed[1] is None
+    said = json.loads((folder / "cairn_config.json").read_text())
+    for content in ({"context_documents": 0, "max_document_tokens": 3}, {"other": 1}, 5):
+        (folder / "cairn_config.json").write_text(json.dumps({**said, "context": content}))
+        with pytest.raises(ModelError, match="must hold context_documents and max_document_tokens, got"):
+            context_config(str(folder), {})
 
 
 def test_choose_heldout_takes_whole_documents_and_at_most_a_tenth():
@@ -479,15 +386,8 @@ def test_rank_scores_equal_the_measures_written_out():
     found = rank_scores(scores, np.array([4, 7, 5]))  # the last one ties with all: beyond ten
     assert found["heldout_mrr_at_10"] == pytest.approx((1 + 1 / 4) / 3)
     assert found["heldout_ndcg_at_10"] == pytest.approx((1 + 1 / np.log2(5)) / 3)
-
-
-def test_rank_scores_that_are_no_numbers_find_nothing():
-    assert rank_scores(np.full((2, 3), np.nan, np.float32), np.array([0, 2])) == {
-        "heldout_ndcg_at_10": 0.0,
-        "heldout_mrr_at_10": 0.0,
-    }
-    one = np.array([[np.nan, 0.5, 0.1]], np.float32)
-    assert rank_scores(one, np.array([1]))["heldout_mrr_at_10"] == 0.5  # the NaN stands before it
+    scores = np.array([[np.nan] * 3, [np.nan, 0.5, 0.1]], np.float32)  # the second stands behind a NaN
+    assert rank_scores(scores, np.array([0, 1]))["heldout_mrr_at_10"] == (0 + 1 / 2) / 2
 
 
 @pytest.mark.parametrize("served", ["lmk", "mean"])

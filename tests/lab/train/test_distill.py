@@ -95,6 +95,13 @@ def logged(folder: Path, name: str) -> list[float]:
     return [line[name] for line in lines if name in line]
 
 
+def served_as(folder: Path | str, copy: Path, **settings: Any) -> str:
+    shutil.copytree(folder, copy)
+    described = settings_of_a_folder(EncoderConfig(model=str(folder), **settings))
+    (copy / "cairn_config.json").write_text(json.dumps(described))
+    return str(copy)
+
+
 def test_pruned_student_comes_nearer_to_its_teacher(run, tmp_path):
     report = run(steps=30, evaluate_every=30)
     before, after = logged(tmp_path / "run", "heldout_cosine")
@@ -110,20 +117,15 @@ def test_micro_batches_move_only_rounding(run, tmp_path):
     np.testing.assert_allclose(whole[0], cut[0], rtol=1e-5)
 
 
-def test_teacher_of_another_width_is_followed_by_its_vectors(make_bert, model_size, run):
+def test_teacher_of_another_width_is_followed_by_its_vectors(make_bert, model_size, run, student, tmp_path):
     teacher = make_bert(model_size(width=48))
-    report = run(teacher, steps=20, evaluate_every=20)
-    assert report.details["follows"] == "vectors"
-    assert report.last_loss < 0.9 * report.first_loss
+    narrow = served_as(student, tmp_path / "student", dims=8)
+    for name, into in (("run", student), ("narrow", narrow)):
+        report = run(teacher, into, name=name, steps=20, evaluate_every=20)
+        assert report.details["follows"] == "vectors"
+        assert report.last_loss < 0.9 * report.first_loss
     with pytest.raises(ConfigError, match="state_weight must be 0 with a teacher of another tokenizer"):
         run(teacher, name="other", state_weight=1.0)
-
-
-def served_as(folder: Path | str, copy: Path, **settings: Any) -> str:
-    shutil.copytree(folder, copy)
-    described = settings_of_a_folder(EncoderConfig(model=str(folder), **settings))
-    (copy / "cairn_config.json").write_text(json.dumps(described))
-    return str(copy)
 
 
 @pytest.mark.parametrize(
@@ -164,12 +166,6 @@ def test_teachers_with_dense_layers_and_of_two_stages_are_followed_by_their_vect
     write_dense(dense / "2_Dense", 24, 32)
     for name, teacher in (("dense", dense), ("cde", make_cde(1))):
         assert run(teacher, name=name).details["follows"] == "vectors"
-
-
-def test_student_with_fewer_dims_follows_vectors_in_them(tiny_model_folder, student, run, tmp_path):
-    teacher = served_as(tiny_model_folder, tmp_path / "teacher", pooling="cls")
-    report = run(teacher, served_as(student, tmp_path / "student", dims=8), steps=20)
-    assert report.last_loss < 0.9 * report.first_loss
 
 
 @pytest.mark.parametrize("pool_prefix", [False, True])
@@ -216,6 +212,8 @@ def test_student_of_two_stages_long_texts_and_too_few_are_refused(make_cde, run,
         run(into=make_cde(1))
     with pytest.raises(ConfigError, match="max_tokens must be at most the models' 96 positions, got 500"):
         run(max_tokens=500)
+    with pytest.raises(ConfigError, match=r"the teacher cannot be loaded: .*got 'org/none'"):
+        whole_text_encoder("org/none")
     few = tmp_path / "few.jsonl"
     few.write_text("".join(json.dumps({"text": f"cat {number}"}) + "\n" for number in range(9)))
     with pytest.raises(SourceError, match="at least 10 different texts, got 9"):
@@ -230,24 +228,12 @@ def vectors_of(num_texts: int, width: int, rank: int, seed: int = 0) -> np.ndarr
 @pytest.mark.parametrize(("width", "rank"), [(8, 8), (5, 5), (24, 8)], ids=["equal", "narrower", "wider"])
 def test_scores_of_a_teacher_stay_in_the_width_of_the_student(width, rank):
     taught = vectors_of(60, width, rank)
-    laid = laid_onto(taught, vectors_of(60, 8, 8, seed=1))
+    own = vectors_of(60, 8, 8, seed=1)
+    laid = laid_onto(taught, own)
     assert laid.shape == (60, 8)
     np.testing.assert_allclose(laid @ laid.T, taught @ taught.T, atol=1e-4)
-
-
-def test_teacher_that_is_the_student_turned_is_turned_back():
-    own = vectors_of(60, 8, 8)
     turn, _ = np.linalg.qr(np.random.default_rng(2).normal(size=(8, 8)))
     np.testing.assert_allclose(laid_onto((own @ turn).astype(np.float32), own), own, atol=1e-4)
-
-
-def test_axes_are_found_from_texts_spread_over_all():
-    positions = fitted_positions(3 * FITTED_TEXTS + 1)
+    positions = fitted_positions(3 * FITTED_TEXTS + 1)  # of texts spread over all
     assert (positions[0], len(positions) <= FITTED_TEXTS) == (0, True)
     assert positions[-1] > 2.9 * FITTED_TEXTS
-    assert fitted_positions(5).tolist() == [0, 1, 2, 3, 4]
-
-
-def test_teacher_that_is_not_there_is_refused_by_its_name():
-    with pytest.raises(ConfigError, match=r"the teacher cannot be loaded: .*got 'org/none'"):
-        whole_text_encoder("org/none")

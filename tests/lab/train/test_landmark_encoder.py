@@ -17,7 +17,6 @@ from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.encoder_fit import null_context
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.landmark_encoder import (
     LandmarkEncoder,
     draw_dropped,
@@ -26,7 +25,6 @@ from cairn.pipeline.lab.train.latent_block import add_latent_block, new_block
 from cairn.pipeline.lab.train.packed_rows import alone, apart
 from cairn.pipeline.lab.train.pairs import read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker
-from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME, Checkpoint, read_checkpoint
@@ -42,7 +40,6 @@ from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.token_vectors.projection import unit
 from safetensors.torch import load_file, save_file
 
-from tests.lab.train.conftest import LOOP_SETTINGS
 from tests.lab.train.families import FAMILIES, tiny_new
 
 CPU = torch.device("cpu")
@@ -104,15 +101,12 @@ def test_landmark_encoder_saved_and_read_by_the_engine_gives_equal_vectors(
         found = model(rows, context).numpy()
     expected = engine_embeddings(tmp_path / "model", rows, None if context is None else context.numpy())
     assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_landmark_encoder_of_any_family_freezes_its_input_tables(family, tiny_model_folder):
-    model = LandmarkEncoder(tiny_new(family, tiny_model_folder))
     model.freeze_embeddings()
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert any(len(model.get_parameter(name)) >= 50 for name in frozen)
     assert not any(re.search(r"\.\d+\.", name) for name in frozen)
+    with pytest.raises(ModelError, match=f"at most {model.max_positions} tokens, got"):
+        model(rows_of([model.max_positions + 1]))
 
 
 def test_landmark_encoder_first_layers_are_the_model_of_so_many_layers(tiny_model_folder, tmp_path):
@@ -153,11 +147,6 @@ def test_landmark_encoder_refuses_a_base_it_cannot_train(tiny_model_folder, tmp_
     (base / "config.json").write_text(json.dumps(json.loads((base / "config.json").read_text()) | change))
     with pytest.raises(ModelError, match="choose another base"):
         LandmarkEncoder(read_checkpoint(base))
-
-
-def test_landmark_encoder_row_longer_than_its_positions_is_refused(tiny_model_folder):
-    with pytest.raises(ModelError, match="at most 96 tokens, got 97"):
-        LandmarkEncoder(read_checkpoint(tiny_model_folder))(rows_of([97]))
 
 
 TEXTS = ["the cat sat on the old stone path by a river", "walking on a mat", "a mountain way"]
@@ -211,6 +200,14 @@ def test_first_stage_starts_as_the_base_and_is_served_as_it_was_trained(
     np.testing.assert_allclose(embedded(folder), second, atol=1e-4)
     again = LandmarkEncoder(read_checkpoint(served)).requires_grad_(False)
     assert torch.equal(again.embed_documents(rows), model.embed_documents(rows))
+    other = saved(moved(model, FIRST_STAGE), folder, tmp_path / "other")
+    assert first_stage(served).fingerprint != first_stage(other).fingerprint
+    second = [load_backbone(EncoderConfig(model=str(each))).weights_fingerprint for each in (served, other)]
+    assert second[0] != second[1]
+    kinds = ["full_attention", "sliding_attention"]
+    checkpoint = read_checkpoint(served)
+    checkpoint = replace(checkpoint, config={**checkpoint.config, "layer_types": kinds})
+    assert first_layers(checkpoint, 1).config["layer_types"] == kinds, "its first stage has both"
 
 
 def test_first_stage_of_fewer_layers_is_the_base_s_first_ones_and_layers_cut_the_second_alone(
@@ -220,34 +217,32 @@ def test_first_stage_of_fewer_layers_is_the_base_s_first_ones_and_layers_cut_the
     served = saved(model, tiny_model_folder, tmp_path / "saved")
     np.testing.assert_allclose(embedded(served), embedded(tiny_model_folder, layers=1), atol=1e-5)
     np.testing.assert_array_equal(embedded(served, layers=1), embedded(served))
-
-
-def test_first_layers_keep_the_kinds_of_a_first_stage_with_more_layers(tiny_model_folder):
-    model = LandmarkEncoder(read_checkpoint(tiny_model_folder), first_stage_layers=2)
-    base = read_checkpoint(tiny_model_folder)
-    checkpoint = replace(
-        base,
-        config={**base.config, "layer_types": ["full_attention", "sliding_attention"]},
-        tensors={**base.tensors, **model.published_tensors()},
+    checkpoint = read_checkpoint(served)
+    assert LandmarkEncoder(checkpoint, first_stage_layers=1).published_tensors().keys() == (
+        model.published_tensors().keys()
     )
-    kinds = first_layers(checkpoint, 1).config["layer_types"]
-    assert kinds == ["full_attention", "sliding_attention"]
-    assert first_layers(replace(checkpoint, tensors=base.tensors), 1).config["layer_types"] == kinds[:1]
-
-
-def test_first_stage_is_part_of_fingerprints(tiny_model_folder, tmp_path):
-    model = LandmarkEncoder(read_checkpoint(tiny_model_folder), first_stage_layers=2)
-    one = saved(model, tiny_model_folder, tmp_path / "one")
-    other = saved(moved(model, FIRST_STAGE), tiny_model_folder, tmp_path / "other")
-    assert first_stage(one).fingerprint != first_stage(other).fingerprint
-    second = [load_backbone(EncoderConfig(model=str(folder))).weights_fingerprint for folder in (one, other)]
-    assert second[0] != second[1]
+    with pytest.raises(ConfigError, match="must be the 1 of the base's own first stage, got 2"):
+        LandmarkEncoder(checkpoint, first_stage_layers=2)
+    tensors = load_file(served / EXTRA_NAME)
+    for lost, sentence in (
+        (".layer.0.", "at least one layer"),
+        (".layer.0.attention.self.key.weight", "key"),
+    ):
+        save_file({name: each for name, each in tensors.items() if lost not in name}, served / EXTRA_NAME)
+        with pytest.raises(ModelError, match=sentence):
+            load_backbone(EncoderConfig(model=str(served)))
 
 
 def test_train_changes_with_frozen_embeddings_hold_the_first_stage_and_make_the_trained_model(
     run, tmp_path, tiny_model_folder
 ):
     run(first_stage_layers=2, freeze_embeddings=True, steps=2, heldout_pairs=0, context_absence=0.0)
+    trained, first = (
+        each.tensors.get(NULL_CONTEXT)
+        for each in map(read_checkpoint, (tmp_path / "run" / "model", tiny_model_folder))
+    )
+    assert trained is not None
+    assert first is None
     overlaid = shutil.copytree(tiny_model_folder, tmp_path / "overlaid")
     shutil.copy(tmp_path / "run" / "changes.safetensors", overlaid / EXTRA_NAME)
     assert not any("embeddings" in name for name in load_file(overlaid / EXTRA_NAME))
@@ -259,50 +254,14 @@ def test_train_changes_with_frozen_embeddings_hold_the_first_stage_and_make_the_
         assert rounded < 0.1 * moved  # apart by the rounding to bf16
 
 
-def test_first_stage_of_a_base_goes_on_and_cannot_change_its_size(tiny_model_folder, tmp_path):
-    model = LandmarkEncoder(read_checkpoint(tiny_model_folder), first_stage_layers=1)
-    checkpoint = read_checkpoint(saved(model, tiny_model_folder, tmp_path / "saved"))
-    assert LandmarkEncoder(checkpoint, first_stage_layers=1).published_tensors().keys() == (
-        model.published_tensors().keys()
-    )
-    with pytest.raises(ConfigError, match="must be the 1 of the base's own first stage, got 2"):
-        LandmarkEncoder(checkpoint, first_stage_layers=2)
-
-
-@pytest.mark.parametrize("lost", ["layer", "tensor"])
-def test_first_stage_that_is_not_whole_is_refused(tiny_model_folder, tmp_path, lost):
-    model = LandmarkEncoder(read_checkpoint(tiny_model_folder), first_stage_layers=1)
-    folder = saved(model, tiny_model_folder, tmp_path / "saved")
-    tensors = load_file(folder / EXTRA_NAME)
-    part = ".layer.0." if lost == "layer" else ".layer.0.attention.self.key.weight"
-    save_file({name: each for name, each in tensors.items() if part not in name}, folder / EXTRA_NAME)
-    with pytest.raises(ModelError, match="at least one layer" if lost == "layer" else "key"):
-        load_backbone(EncoderConfig(model=str(folder)))
-
-
-C = 5
-
-
-@pytest.fixture
-def made(tiny_model_folder, make_pairs):
-    generator = torch.Generator().manual_seed(1)
-    model = LandmarkEncoder(read_checkpoint(tiny_model_folder), null_token=True)
-    with torch.no_grad():
-        model.null_token.copy_(torch.randn(model.model_dim, generator=generator))
-    maker = SequenceMaker(
-        read_checkpoint(tiny_model_folder),
-        make_pairs(4),
-        pooling="lmk",
-        max_query_tokens=16,
-        max_document_tokens=64,
-    )
-    rows, _ = maker.documents(range(4), 9)
-    return model, rows, torch.randn(C, model.model_dim, generator=generator)
-
-
-def test_rows_see_the_null_token_in_the_place_of_their_own_dropped_vectors(made):
-    model, rows, context_CD = made
-    dropped_BC = torch.rand(len(rows), C, generator=torch.Generator().manual_seed(3)) < 0.5
+def test_rows_see_the_null_token_in_the_place_of_their_own_dropped_vectors(tiny_model_folder, make_pairs):
+    generator, checkpoint = torch.Generator().manual_seed(1), read_checkpoint(tiny_model_folder)
+    model = moved(LandmarkEncoder(checkpoint, null_token=True), NULL_CONTEXT)
+    sizes = {"max_query_tokens": 16, "max_document_tokens": 64}
+    rows, _ = SequenceMaker(checkpoint, make_pairs(4), pooling="lmk", **sizes).documents(range(4), 9)
+    context_CD = torch.randn(5, model.model_dim, generator=generator)
+    dropped_BC = draw_dropped(len(rows), 5, 0.5, generator)
+    assert len(set(map(tuple, dropped_BC.tolist()))) > 1, "rows are drawn apart"
     dropped_BC[0], dropped_BC[1] = False, True
     rows_of_chunks = torch.from_numpy(rows.pooled_row)
     with torch.no_grad():
@@ -330,25 +289,11 @@ def test_served_without_a_context_as_trained_behind_one_null_token(tiny_model_fo
         engine_embeddings(without, rows, None), model(rows).detach().numpy(), atol=1e-5
     )
     assert NULL_CONTEXT in load_file(tmp_path / "with" / EXTRA_NAME)
-    assert not (tmp_path / "without" / EXTRA_NAME).exists()
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_folder_holds_the_null_token_where_it_was_trained(dropout, tiny_model_folder, pairs_file, tmp_path):
-    config = TrainConfig(**{**LOOP_SETTINGS, "steps": 2, "context_dropout": dropout, "heldout_pairs": 0})
-    train([pairs_file], tmp_path / "run", config, base=str(tiny_model_folder))
-    found = read_checkpoint(tmp_path / "run" / "model").tensors.get(NULL_CONTEXT)
-    first = LandmarkEncoder(read_checkpoint(tiny_model_folder)).null_token
-    assert (found is not None) == (dropout > 0)
-    assert found is None or not torch.equal(found, first.detach())
-
-
-def test_null_token_of_another_width_is_refused(tiny_model_folder, tmp_path):
-    checkpoint = read_checkpoint(tiny_model_folder)
     broken = replace(checkpoint, tensors={**checkpoint.tensors, NULL_CONTEXT: torch.zeros(3)})
-    save_encoder_folder(tmp_path / "model", broken, EncoderConfig())
+    save_encoder_folder(tmp_path / "broken", broken, EncoderConfig())
     with pytest.raises(ModelError, match="null_token must be 32 finite numbers, got others of shape"):
-        engine_embeddings(tmp_path / "model", rows_of([9]), None)
+        engine_embeddings(tmp_path / "broken", rows_of([9]), None)
+    assert not (tmp_path / "without" / EXTRA_NAME).exists()
 
 
 def with_block(checkpoint: Checkpoint) -> LandmarkEncoder:
@@ -393,14 +338,13 @@ def test_gradient_of_the_block_equals_that_of_the_equation_written_out(tiny_mode
     found = torch.autograd.grad((pooled_BD * weight).sum(), tensors, retain_graph=True)
     expected = torch.autograd.grad((expected_BD * weight).sum(), tensors)
     assert len(names) == 14
+    new, plain = (
+        with_block(read_checkpoint(tiny_model_folder)),
+        LandmarkEncoder(read_checkpoint(tiny_model_folder)),
+    )
+    assert torch.allclose(new(rows), plain(rows)), "a new block begins as the plain mean"
     for name, one, other in zip(names, found, expected, strict=True):
         assert float((one - other).abs().max()) <= 1e-4 * max(1.0, float(other.abs().max())), name
-
-
-def test_new_block_begins_as_the_plain_mean(tiny_model_folder):
-    checkpoint, rows = read_checkpoint(tiny_model_folder), rows_of([7, 4])
-    with torch.no_grad():
-        assert torch.allclose(with_block(checkpoint)(rows), LandmarkEncoder(checkpoint)(rows))
 
 
 def test_trained_block_is_saved_served_and_gone_on_from(run, pairs_file, tmp_path):
@@ -431,16 +375,3 @@ def test_latents_that_cannot_be_are_refused(tiny_model_folder, tmp_path):
     published = replace(checkpoint, tensors={**checkpoint.tensors, **elsewhere})
     with pytest.raises(ModelError, match="start from a latent attention named latent_attention_model"):
         add_latent_block(LandmarkEncoder(published), published)
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.5, 1.0])
-def test_null_tokens_are_drawn_apart_with_their_probability_and_from_the_seed(probability):
-    def drawn(seed: int) -> torch.Tensor:
-        return draw_dropped(4, 500, probability, torch.Generator().manual_seed(seed))
-
-    dropped, is_random = drawn(7), 0 < probability < 1
-    # Of 2,000 draws, four deviations.
-    assert abs(float(dropped.float().mean()) - probability) <= 0.045 * is_random
-    assert bool((dropped[0] != dropped[1]).any()) == is_random
-    assert torch.equal(dropped, drawn(7))
-    assert torch.equal(dropped, drawn(8)) != is_random

@@ -30,13 +30,10 @@ def world() -> tuple[np.ndarray, np.ndarray, list[str], list[str]]:
     return vectors[0], vectors[1], documents, [f"s{place % 3}" for place in range(N)]
 
 
-NO_PAIRS = np.zeros(0, np.int64)
-
-
 @pytest.mark.parametrize("num_negatives", [1, 4, 30])
 def test_mine_hard_negatives_equals_the_rule_written_out(num_negatives):
     query, document, texts, sources = world()
-    left_out = np.array([3, 8])
+    left_out, sources[5] = np.array([3, 8]), "alone"
     mined = mine_hard_negatives(
         query,
         document,
@@ -56,20 +53,6 @@ def test_mine_hard_negatives_equals_the_rule_written_out(num_negatives):
         allowed = [other for other in seen.values() if float(query[pair] @ document[other]) < limit]
         expected = sorted(allowed, key=lambda other: -float(query[pair] @ document[other]))[:num_negatives]
         assert mined[pair].tolist() == expected + [NONE_FOUND] * (num_negatives - len(expected))
-
-
-def test_mine_hard_negatives_a_pair_alone_in_its_source_has_none():
-    query, document, texts, _ = world()
-    mined = mine_hard_negatives(
-        query,
-        document,
-        texts,
-        [str(place) for place in range(N)],
-        num_negatives=2,
-        max_share=0.95,
-        left_out=NO_PAIRS,
-    )
-    assert (mined == NONE_FOUND).all()
 
 
 CPU = torch.device("cpu")

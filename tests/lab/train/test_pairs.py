@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,14 +53,6 @@ def test_read_pairs_of_any_format_gives_the_same_pairs(tmp_path):
     assert read_pairs([empty]).negatives == ((),)
 
 
-def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path):
-    (tmp_path / "deep").mkdir()
-    write_parquet(tmp_path / "b.parquet", query=["b"], document=["y"])
-    write_lines(tmp_path / "a.jsonl", {"query": "a", "document": "x"})
-    write_lines(tmp_path / "deep" / "c.jsonl", {"query": "c", "document": "z"})
-    assert read_pairs([tmp_path]).queries == ("a", "b", "c")
-
-
 def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path):
     path = write_parquet(
         tmp_path / "p.parquet", query=["a", " ", "b", "a", None], document=["x", "y", "", "x", "z"]
@@ -82,36 +75,6 @@ def test_read_pairs_text_that_is_not_unicode_is_named(tmp_path):
             read_pairs([tmp_path / name])
 
 
-def test_join_pairs_keeps_the_order_and_adds_up_what_was_skipped():
-    one = TrainingPairs.of([PairRow("a", "x", "t", "s")], {"empty query": 2})
-    other = TrainingPairs.of(
-        [PairRow("b", "y", "u", "s", "0:3", "why")], {"empty query": 1, "repeated pair": 4}
-    )
-    both = join_pairs([one, other])
-    assert list(both.rows()) == [PairRow("a", "x", "t", "s"), PairRow("b", "y", "u", "s", "0:3", "why")]
-    assert both.skipped == {"empty query": 3, "repeated pair": 4}
-    assert list(both.take([1], "other").rows()) == [PairRow("b", "y", "u", "s", "0:3", "why")]
-
-
-def test_read_pairs_missing_column_is_named(tmp_path):
-    with pytest.raises(
-        SchemaError, match=r"p\.parquet must have the columns query, document, missing: query"
-    ):
-        read_pairs([write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])])
-    lines = write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x"}, {"query": "b"})
-    assert read_pairs([lines]).skipped == {"empty document": 1}
-
-
-def test_read_pairs_nothing_to_train_on_says_why(tmp_path):
-    with pytest.raises(SourceError, match="1 with empty query"):
-        read_pairs([write_parquet(tmp_path / "p.parquet", query=[""], document=["x"])])
-    with pytest.raises(SourceError, match="absent"):
-        read_pairs([tmp_path / "absent"])
-    (tmp_path / "notes.md").write_text("no pairs")
-    with pytest.raises(SourceError, match=r"must be tables with columns, got none in .*notes\.md"):
-        read_pairs([tmp_path / "notes.md"])
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -124,6 +87,50 @@ def test_read_pairs_nothing_to_train_on_says_why(tmp_path):
 def test_read_pairs_columns_of_the_wrong_kind_are_named(tmp_path, change, sentence):
     with pytest.raises(SchemaError, match=sentence):
         read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x", **change})])
+
+
+def test_files_that_give_nothing_to_train_on_are_refused(tmp_path):
+    questions = write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])
+    blank = write_parquet(tmp_path / "blank.parquet", query=[""], document=["x"], text=[" "])
+    (tmp_path / "notes.md").write_text("no pairs")
+    for read, path, error, sentence in (
+        (read_pairs, questions, SchemaError, r"p\.parquet must have the columns query, .* missing: query"),
+        (read_pairs, blank, SourceError, "1 with empty query"),
+        (read_pairs, tmp_path / "absent", SourceError, "absent"),
+        (
+            read_pairs,
+            tmp_path / "notes.md",
+            SourceError,
+            r"must be tables with columns, got none in .*notes\.md",
+        ),
+        (read_texts, questions, SchemaError, "must have the columns text, missing: text; it has question"),
+        (read_texts, tmp_path / "none.jsonl", SourceError, r"none\.jsonl"),
+        (read_texts, blank, SourceError, "must hold at least one, got 1 with empty text; name others"),
+    ):
+        with pytest.raises(error, match=sentence):
+            read([path])
+    short = write_parquet(tmp_path / "m.parquet", text=["x"])
+    with pytest.raises(
+        SourceError, match=r"at least one section of 200 characters, got 1 with short section"
+    ):
+        read_document_pairs([short], 256)
+    with pytest.raises(SourceError, match=r"must hold queries\.parquet, \.arrow"):
+        read_judged_texts([tmp_path])
+
+
+def test_folders_are_read_in_the_order_of_names(tmp_path):
+    (tmp_path / "deep").mkdir()
+    b = {"query": ["b", "c"], "document": ["y", "y"], "text": ["b", "c"], "language": ["de", None]}
+    write_parquet(tmp_path / "b.parquet", **b)
+    first = {"query": "a", "document": "x", "text": "a"}
+    write_lines(
+        tmp_path / "a.jsonl", first, {**first, "language": "en", "text": "b"}, {**first, "query": "d"}
+    )
+    write_lines(tmp_path / "deep" / "e.jsonl", {"query": "e", "document": "", "text": " "})
+    texts, pairs = read_texts([tmp_path]), read_pairs([tmp_path])
+    assert (pairs.queries, pairs.skipped) == (("a", "d", "b", "c"), {"repeated pair": 1, "empty document": 1})
+    assert (texts.texts, texts.languages) == (("a", "b", "c"), ("", "en", ""))
+    assert texts.skipped == {"repeated text": 2, "empty text": 1}
 
 
 def test_candidates_are_documents_then_given_negatives_each_once():
@@ -212,19 +219,15 @@ def test_read_document_pairs_ask_with_title_and_heading_or_a_sentence_that_is_cu
     assert (set(pairs.titles), set(pairs.sources), set(pairs.pages)) == ({"Manual"}, {"manual"}, {"0:0"})
 
 
-def test_read_document_pairs_heading_of_a_section_in_parts_asks_for_none_of_them(tmp_path):
-    text = "# Use\n\n" + "\n\n".join(prose(f"stone{number}", 10) for number in range(12))
-    pairs = read_document_pairs([write_parquet(tmp_path / "m.parquet", title=["Manual"], text=[text])], 256)
-    assert len(pairs) > 6
-    assert not any(query == "Manual: Use" for query in pairs.queries)
-
-
-def test_read_document_pairs_without_title_ask_with_the_sentence_alone(tmp_path):
-    pairs = read_document_pairs(
-        [write_parquet(tmp_path / "m.parquet", text=[f"# Use\n\n{prose('cat')}"], source=["cats"])], 256
-    )
+def test_read_document_pairs_without_a_title_or_of_a_section_in_parts_ask_with_no_heading(tmp_path):
+    long = "# Use\n\n" + "\n\n".join(prose(f"stone{number}", 10) for number in range(12))
+    texts, sources = [f"# Use\n\n{prose('cat')}", long], ["cats", "manual"]
+    file = write_parquet(tmp_path / "m.parquet", title=["", "Manual"], text=texts, source=sources)
+    pairs = read_document_pairs([file], 256)
     assert pairs.queries[0] in prose("cat")
-    assert pairs.sources == ("cats",)
+    assert (pairs.sources[0], set(pairs.sources[1:])) == ("cats", {"manual"})
+    assert len(pairs) > 7
+    assert "Manual: Use" not in pairs.queries
 
 
 def test_read_document_pairs_counts_what_makes_no_pair(tmp_path):
@@ -237,99 +240,39 @@ def test_read_document_pairs_counts_what_makes_no_pair(tmp_path):
     assert pairs.skipped["section without a sentence to ask with"] == 1
 
 
-def test_read_document_pairs_without_a_section_are_refused(tmp_path):
-    with pytest.raises(
-        SourceError, match=r"at least one section of 200 characters, got 1 with short section"
-    ):
-        read_document_pairs([write_parquet(tmp_path / "m.parquet", text=["x"])], 256)
-
-
-def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp_path):
-    write_parquet(tmp_path / "b.parquet", text=["b", "c", " "], language=["de", None, "de"])
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b", "language": "en"}\n{"text": "a"}\n')
-    found = read_texts([tmp_path / "a.jsonl", tmp_path / "b.parquet"])
-    assert found.texts == ("a", "b", "c")
-    assert found.languages == ("", "en", "")
-    assert found.skipped == {"repeated text": 2, "empty text": 1}
-
-
-def test_read_texts_parquet_without_text_is_refused(tmp_path):
-    write_parquet(tmp_path / "a.parquet", body=["a"])
-    with pytest.raises(SchemaError, match="must have the columns text, missing: text; it has body"):
-        read_texts([tmp_path])
-
-
-def test_read_texts_that_are_not_there_or_empty_are_refused(tmp_path):
-    with pytest.raises(SourceError, match=r"none\.jsonl"):
-        read_texts([tmp_path / "none.jsonl"])
-    (tmp_path / "a.jsonl").write_text('{"text": "  "}\n')
-    with pytest.raises(SourceError, match="must hold at least one, got 1 with empty text; name others"):
-        read_texts([tmp_path])
-
-
-def text_of(num_words: int, seed: int) -> str:
+def article(num_words: int, seed: int) -> list[str]:
     generator = random.Random(seed)
-    return " ".join(f"word{generator.randrange(5_000)}" for _ in range(num_words))
+    return [f"word{generator.randrange(5_000)}" for _ in range(num_words)]
 
 
-def pairs_of(*pairs: tuple[str, str]) -> TrainingPairs:
-    queries, documents = zip(*pairs, strict=True)
-    return TrainingPairs(
-        queries=queries, documents=documents, titles=("",) * len(pairs), sources=("s",) * len(pairs)
-    )
-
-
-def test_judged_texts_know_queries_however_they_are_written():
-    judged = JudgedTexts(["What is a cairn?"], [])
-    assert judged.has_query("what is a CAIRN")
-    assert not judged.has_query("what is a stone")
-
-
-def test_judged_texts_know_a_paragraph_of_a_judged_article():
-    article = text_of(400, 0)
-    judged = JudgedTexts([], [article])
-    paragraph = " ".join(article.split()[100:160])
-    assert judged.has_document(paragraph.upper())
-    assert judged.has_document(paragraph + " " + text_of(20, 1))
-    assert not judged.has_document(text_of(60, 2))
-
-
-def test_judged_texts_a_shared_quotation_does_not_make_a_document_judged():
-    article = text_of(400, 0)
-    quoting = text_of(80, 3) + " " + " ".join(article.split()[:30]) + " " + text_of(80, 4)
-    assert not JudgedTexts([], [article]).has_document(quoting)
-
-
-def test_judged_texts_short_documents_count_only_whole():
-    judged = JudgedTexts([], ["the old path", text_of(50, 0)])
+def test_judged_texts_are_known_however_written_whole_or_for_the_most_part(tmp_path):
+    words = article(400, 0)
+    for name, text in (("one", " ".join(words)), ("two", "the old path")):
+        (tmp_path / name).mkdir()
+        write_parquet(tmp_path / name / "corpus.parquet", id=["1"], text=[text])
+        write_parquet(tmp_path / name / "queries.parquet", id=["1", "2"], text=[f"What is {name}?", None])
+    judged, paragraph = read_judged_texts([tmp_path / "one", tmp_path / "two"]), words[100:160]
+    assert judged.has_query("what is ONE")
+    assert not judged.has_query("what is three")
+    assert not judged.has_query("the old path")
+    assert judged.has_document(" ".join(paragraph).upper())
+    assert judged.has_document(" ".join([*paragraph, *article(20, 1)]))
     assert judged.has_document("The old path.")
-    assert not judged.has_document("the old")
+    quoting = " ".join([*article(80, 3), *words[:30], *article(80, 4)])
+    for other in (" ".join(article(60, 2)), quoting, "the old"):
+        assert not judged.has_document(other)
 
 
 def test_drop_judged_counts_pairs_by_the_side_that_was_judged():
-    article = text_of(100, 0)
-    pairs = pairs_of(("asked", "fine"), ("other", article), ("third", "fine"), ("fourth", "also fine"))
-    kept = drop_judged(pairs, JudgedTexts(["asked"], [article]))
+    text, sides = " ".join(article(100, 0)), ("asked", "other", "third", "fourth")
+    rows = [
+        PairRow(query, document, "", "s")
+        for query, document in zip(sides, ("a", text, "a", "b"), strict=True)
+    ]
+    kept = drop_judged(TrainingPairs.of(rows, {}), JudgedTexts(["asked"], [text]))
     assert kept.queries == ("third", "fourth")
     assert kept.skipped == {"query of an evaluation set": 1, "document of an evaluation set": 1}
-
-
-def test_drop_judged_nothing_left_is_an_error():
+    again = join_pairs([kept, replace(kept, skipped={"empty query": 2, "query of an evaluation set": 3})])
+    assert (again.queries[2:], again.skipped["query of an evaluation set"]) == (kept.queries, 4)
     with pytest.raises(SourceError, match="got no other"):
-        drop_judged(pairs_of(("asked", "x")), JudgedTexts(["asked"], []))
-
-
-def test_read_judged_texts_reads_both_files_of_every_set(tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        write_parquet(tmp_path / name / "corpus.parquet", id=["1"], text=[f"document {name}"])
-        write_parquet(tmp_path / name / "queries.parquet", id=["1", "2"], text=[f"query {name}", None])
-    judged = read_judged_texts([tmp_path / "one", tmp_path / "two"])
-    assert judged.has_query("query one")
-    assert judged.has_document("document two")
-    assert not judged.has_query("document two")
-
-
-def test_read_judged_texts_folder_without_files_is_refused(tmp_path):
-    with pytest.raises(SourceError, match=r"must hold queries\.parquet, \.arrow"):
-        read_judged_texts([tmp_path])
+        drop_judged(TrainingPairs.of(rows[:1], {}), JudgedTexts(["asked"], []))

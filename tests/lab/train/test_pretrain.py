@@ -21,7 +21,7 @@ from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.packed_rows import own_places, split
+from cairn.pipeline.lab.train.packed_rows import own_places
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.pretrain import (
     MaskedPart,
@@ -147,32 +147,35 @@ def test_pretrain_micro_batches_change_nothing_but_rounding(run, tmp_path):
         ({"max_tokens": 97}, "max_tokens must be at most the model's 96 positions, got 97"),
         ({"matryoshka_layers": (1,)}, "must end with the model's last layer 2"),
         ({"matryoshka_dims": (8, 33)}, "between 1 and the base model's 32"),
+        ({"batch_rows": 5_000}, "must fill the 5000 rows of a batch, got"),
+        ({"from_config": {"model_type": "t5", "num_hidden_layers": 2}}, "model_type must be one of bert"),
+        ({"from_config": {}}, "num_hidden_layers of a new model must be a whole number"),
+        ({"from_config": {**SIZES, "vocab_size": 10}}, "vocab_size of a new model must be at least"),
+        ({"from_config": {**SIZES, "hidden_size": -1}}, "hidden_size or dim as a positive number"),
     ],
 )
-def test_pretrain_settings_that_the_model_lacks_are_refused(run, settings, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+def test_pretrain_of_what_no_model_has_is_refused(run, tmp_path, settings, sentence):
+    if "from_config" in settings:
+        config = {"model_type": "bert", **settings["from_config"]}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        settings = {"from_config": tmp_path / "config.json"}
+    with pytest.raises((ModelError, ConfigError, SourceError), match=sentence):
         run(**settings)
 
 
-@pytest.mark.parametrize(
-    ("config", "sentence"),
-    [
-        ({"model_type": "t5", "num_hidden_layers": 2}, "model_type must be one of bert"),
-        ({"model_type": "bert"}, "num_hidden_layers of a new model must be a whole number"),
-        ({"model_type": "bert", **SIZES, "vocab_size": 10}, "vocab_size of a new model must be at least"),
-        ({"model_type": "bert", **SIZES, "hidden_size": -1}, "hidden_size or dim as a positive number"),
-    ],
-)
-def test_pretrain_configuration_that_no_model_has_is_refused(run, tmp_path, config, sentence):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    with pytest.raises((ModelError, ConfigError), match=sentence):
-        run(from_config=path)
-
-
-def test_pretrain_of_a_model_with_a_latent_attention_is_refused(run, tiny_latent_folder):
+def test_pretrain_of_a_base_or_texts_that_do_not_fit_is_refused(
+    run, tiny_latent_folder, tiny_model_folder, tmp_path, texts_file
+):
     with pytest.raises(ModelError, match="must start from a transformer without"):
         run(base=str(tiny_latent_folder))
+    folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(tokenizer.replace("[MASK]", "[NONE]"))
+    with pytest.raises(ModelError, match="a tokenizer without"):
+        run(base=str(folder))
+    texts_file.write_text(texts_file.read_text().replace('"de"', '"en"'))
+    with pytest.raises(ConfigError, match="several languages, got en; leave it out"):
+        run(language_smoothing=0.7)
 
 
 def test_masked_hides_the_share_as_bert_does_and_no_landmark(make_stream, tiny_model_folder):
@@ -190,20 +193,7 @@ def test_masked_hides_the_share_as_bert_does_and_no_landmark(make_stream, tiny_m
     assert shares == pytest.approx([0.8, 0.1], abs=0.04)
     unscored = np.setdiff1d(np.arange(len(plain.ids)), scored)
     assert np.array_equal(plain.ids[unscored], hidden.ids[unscored])
-
-
-def test_vocabulary_words_are_no_special_tokens(tiny_model_folder):
-    vocabulary = vocabulary_of(read_checkpoint(tiny_model_folder))
-    assert vocabulary.mask_id == 4
-    assert vocabulary.word_ids.min() == 5
-
-
-def test_vocabulary_of_a_tokenizer_without_a_mask_is_refused(tiny_model_folder, tmp_path):
-    folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
-    tokenizer = json.loads((folder / "tokenizer.json").read_text().replace("[MASK]", "[NONE]"))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(ModelError, match="a tokenizer without"):
-        vocabulary_of(read_checkpoint(folder))
+    assert (vocabulary.mask_id, vocabulary.word_ids.min()) == (4, 5), "words are no special tokens"
 
 
 SCORED = 0.3
@@ -317,15 +307,12 @@ def parts(batch: Any) -> list[np.ndarray]:
 def test_stream_an_epoch_reads_every_token_of_the_texts_once(make_stream, texts_file, tiny_model_folder):
     stream = make_stream(heldout_rows=0, batch_rows=1, steps=1_000)
     found: Counter[int] = Counter()
+    lengths: list[int] = []
     for step in range(stream.num_rows):
         batch = stream.batch(step)
         found.update(batch.ids[own_places(batch)].tolist())
+        lengths.append(len(batch.ids))
     assert found == words_of(texts_file, tiny_model_folder)
-
-
-def test_stream_rows_are_full_and_never_longer_than_asked(make_stream):
-    stream = make_stream(heldout_rows=0, batch_rows=1, steps=200)
-    lengths = [len(stream.batch(step).ids) for step in range(stream.num_rows)]
     assert max(lengths) <= 48
     assert np.mean(lengths) > 0.8 * 48
 
@@ -340,9 +327,6 @@ def test_stream_part_begins_with_cls_and_landmarks_end_chunks_of_intervals_that_
         assert 1 <= chunks[-1] <= 8
     assert set().union(*kinds) == {4, 8}
     assert {4, 8} in kinds, "intervals vary within a part"
-
-
-def test_stream_without_intervals_has_one_mark_at_the_end_of_a_part(make_stream):
     for part in parts(make_stream(landmark_intervals=()).batch(0)):
         assert np.flatnonzero(np.isin(part, [CLS, LANDMARK])).tolist() == [0, len(part) - 1]
 
@@ -384,24 +368,3 @@ def test_smoothed_shares_equal_the_papers_formula():
     assert shares == pytest.approx([0.8049, 0.1606, 0.0345], abs=1e-4)
     assert shares.sum() == pytest.approx(1.0)
     assert smoothed(np.array([5.0, 0.0]), 0.0).tolist() == [1.0, 0.0]
-
-
-def test_stream_smoothing_of_one_language_is_refused(make_stream, texts_file):
-    texts_file.write_text(texts_file.read_text().replace('"de"', '"en"'))
-    with pytest.raises(ConfigError, match="several languages, got en; leave it out"):
-        make_stream(language_smoothing=0.7)
-
-
-def test_stream_of_too_little_text_is_refused(make_stream):
-    with pytest.raises(SourceError, match="must fill the 5000 rows of a batch, got"):
-        make_stream(batch_rows=5_000)
-
-
-def test_stream_split_keeps_every_part_whole(make_stream):
-    batch = make_stream().batch(0)
-    parts = split(batch, 60)
-    assert len(parts) > 1
-    assert max(len(part.ids) for part in parts) <= 60
-    assert np.array_equal(np.concatenate([part.ids for part in parts]), batch.ids)
-    words = [part.ids[own_places(part)] for part in parts]
-    assert np.array_equal(np.concatenate(words), batch.ids[own_places(batch)])

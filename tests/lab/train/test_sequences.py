@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cairn.pipeline.encode.tokenization import Prefix, tokenize_after
 from cairn.pipeline.lab.train.batches import BatchPlan, mean_cosine
 from cairn.pipeline.lab.train.documents import read_document_pairs
 from cairn.pipeline.lab.train.packed_rows import alone, split
@@ -19,7 +18,6 @@ from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs, read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker, in_order_of_content, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
-from cairn.pipeline.model.landmarks import lay_out, split_into_chunks
 
 Batches = Callable[[range], list[list[tuple[str, int, int]]]]
 
@@ -67,11 +65,9 @@ def test_make_units_are_neighbours_of_one_source():
     assert make_units(pairs, range(5), 2) == ((0, 1), (2,), (3,), (4,))
     assert make_units(pairs, [0, 2, 4], 3) == ((0, 2, 4),)
     assert make_units(replace(pairs, pages=()), range(3), 2) == ((0,), (1,), (2,))
-
-
-def test_make_units_never_stretch_over_two_pages():
-    pairs = pages_of("wxyz", ("0:0", "0:1", "0:1", "0:1"))
-    assert make_units(pairs, range(4), 2) == ((0,), (1, 2), (3,))
+    # Never over two pages, and of documents, not of queries.
+    assert make_units(pages_of("wxyz", ("0:0", "0:1", "0:1", "0:1")), range(4), 2) == ((0,), (1, 2), (3,))
+    assert make_units(pages_of("xxyyxz", "pppppp"), range(6), 2) == ((0, 1, 2, 3, 4), (5,))
 
 
 def test_pairs_of_a_file_that_follow_one_another_with_one_title_are_a_unit(tmp_path):
@@ -80,10 +76,6 @@ def test_pairs_of_a_file_that_follow_one_another_with_one_title_are_a_unit(tmp_p
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     pairs = read_pairs([tmp_path])
     assert make_units(pairs, range(len(pairs)), 4) == ((0, 1), (2,), (3,), (4,), (5,))
-
-
-def test_make_units_count_documents_and_keep_their_queries_together():
-    assert make_units(pages_of("xxyyxz", "pppppp"), range(6), 2) == ((0, 1, 2, 3, 4), (5,))
 
 
 def test_in_order_of_content_sorts_sections_of_documents_whatever_the_order_of_these(tmp_path):
@@ -120,6 +112,19 @@ def test_make_lays_out_queries_titles_and_documents_each_once(tiny_model_folder)
     assert batch.pair_Q.tolist() == [0, 1, 2]
 
 
+def test_make_cuts_texts_at_their_limits_and_lays_hard_negatives_and_a_context_out(tiny_model_folder):
+    made = maker(tiny_model_folder, max_query_tokens=1, max_document_tokens=3)
+    batch = made.make([(0,)], np.array([64]), np.array([False]), negatives=[2])
+    assert rows_as_text(tiny_model_folder, batch.rows) == [
+        "[CLS] the [SEP]",
+        "[CLS] cat sat on [SEP]",
+        "[CLS] a river [SEP]",
+    ]
+    assert (batch.pair_D.tolist(), batch.positive_Q.tolist()) == ([0, 2], [0])
+    rows = maker(tiny_model_folder).context([0, 2], 5)
+    assert rows_as_text(tiny_model_folder, rows) == ["[CLS] cat sat on [SEP]", "[CLS] a river [SEP]"]
+
+
 def test_make_landmark_pooling_takes_the_landmark_and_mean_pooling_the_row(tiny_model_folder):
     units, intervals, titles = [(0, 2)], np.array([64]), np.array([False])
     marks = maker(tiny_model_folder, attention="chunk").make(units, intervals, titles).rows
@@ -128,26 +133,6 @@ def test_make_landmark_pooling_takes_the_landmark_and_mean_pooling_the_row(tiny_
     means = maker(tiny_model_folder, pooling="mean", attention="chunk").make(units, intervals, titles).rows
     assert (means.pooled_start == 0).all()
     assert (means.pooled_end == means.lengths).all()
-
-
-def test_make_texts_are_cut_after_their_limits(tiny_model_folder):
-    short = maker(tiny_model_folder, max_query_tokens=1, max_document_tokens=3).make(
-        [(0,)], np.array([64]), np.array([False])
-    )
-    assert rows_as_text(tiny_model_folder, short.rows) == ["[CLS] the [SEP]", "[CLS] cat sat on [SEP]"]
-
-
-def test_make_hard_negatives_are_documents_in_rows_of_their_own(tiny_model_folder):
-    batch = maker(tiny_model_folder).make([(0,)], np.array([64]), np.array([False]), negatives=[2])
-    assert batch.pair_D.tolist() == [0, 2]
-    assert batch.positive_Q.tolist() == [0]
-    assert rows_as_text(tiny_model_folder, batch.rows)[-1] == "[CLS] a river [SEP]"
-    assert len(batch.rows) == 3
-
-
-def test_context_holds_one_row_a_document_its_opening(tiny_model_folder):
-    rows = maker(tiny_model_folder).context([0, 2], 5)
-    assert rows_as_text(tiny_model_folder, rows) == ["[CLS] cat sat on [SEP]", "[CLS] a river [SEP]"]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 20, 60, 10_000])
@@ -164,38 +149,6 @@ def test_split_rows_parts_are_whole_rows_within_the_budget(tiny_model_folder, ma
         assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(rows, name))
     assert all(len(part.ids) <= max_tokens or len(part) == 1 for part in parts)
     assert len(parts) == 1 or max_tokens < len(rows.ids)
-
-
-@pytest.mark.parametrize("pooling", ["mean", "lmk", "cls"])
-@pytest.mark.parametrize("pool_prefix", [False, True])
-def test_prefixes_stand_in_rows_as_at_serving(tiny_model_folder, pooling, pool_prefix):
-    checkpoint = read_checkpoint(tiny_model_folder)
-    prefix = Prefix.of("the old: ", checkpoint.tokenizer)
-    tokens = tokenize_after(prefix, checkpoint.tokenizer, THREE.documents)
-    expected = lay_out(
-        tokens.ids,
-        split_into_chunks(tokens.breaks, tokens.text_offsets, 3),
-        cls_id=checkpoint.cls_id,
-        landmark_id=checkpoint.landmark_id,
-        pooling=pooling,
-        prefix_ids=prefix.ids,
-        pool_prefix=pool_prefix,
-        attention="chunk",
-    )
-    made = maker(
-        tiny_model_folder,
-        pooling=pooling,
-        document_prefix="the old: ",
-        pool_prefix=pool_prefix,
-        attention="chunk",
-    )
-    rows, _ = made.documents(range(3), 3)
-    assert np.array_equal(rows.ids, expected.ids)
-    assert np.array_equal(rows.pooled_start, expected.pooled_start)
-    assert np.array_equal(rows.pooled_end, expected.pooled_end)
-    assert rows.num_own.sum() == len(tokens.ids)
-    is_whole = pool_prefix and pooling == "mean"
-    assert (alone(rows, has_cls=True).pooled_start == (0 if is_whole else 1 + len(prefix.ids))).all()
 
 
 def test_instructions_stand_before_their_query_alone(tiny_model_folder):

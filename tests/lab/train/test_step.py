@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from cairn.pipeline.lab.train.contrastive import draw_batch
 from cairn.pipeline.lab.train.gradients import cached_backward
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.pair_data import PairVectors, TrainingData
+from cairn.pipeline.lab.train.pair_data import PairVectors, TrainingData, pools_of_sources
 from cairn.pipeline.lab.train.pairs import text_numbers
 from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
@@ -169,20 +170,24 @@ def test_draw_batch_hard_negatives_stand_behind_the_documents(data):
     mined = np.full((24, 2), -1)
     mined[0] = [20, 21]
     mined[1] = [20, -1]
-    batch, _ = draw_batch(
-        TrainingData(
-            maker=data[0].maker,
-            vectors=data[0].vectors,
-            document_number_N=data[0].document_number_N,
-            hard_negatives_Nk=mined,
-        ),
-        [(0, 1)],
-        np.random.default_rng(0),
-        config_of(),
-        96,
-    )
+    with_mined = replace(data[0], hard_negatives_Nk=mined)
+    batch, _ = draw_batch(with_mined, [(0, 1)], np.random.default_rng(0), config_of(), 96)
     assert batch.pair_D.tolist() == [0, 1, 20, 21]
     assert batch.positive_Q.tolist() == [0, 1]
+
+
+def test_draw_batch_context_is_of_all_documents_of_the_batch_s_one_source(data, make_pairs, monkeypatch):
+    training, pairs, drawn = data[0], make_pairs(24), list[list[int]]()
+    monkeypatch.setattr(training.maker, "context", lambda positions, _: drawn.append(positions))
+    of_sources = replace(training, pool_of_pair=pools_of_sources(pairs, np.array([3, 4])))
+    config = config_of(context_documents=20)
+    assert (pairs.sources[:2], pairs.sources[12]) == (("s0", "s0"), "s1")
+    for units in ([(0, 1), (6, 7)], [(0, 1), (12, 13)]):  # a batch of two sources is of no corpus
+        draw_batch(of_sources, units, np.random.default_rng(0), config, 96)
+    (context,) = drawn
+    assert len(set(context)) == len(context)
+    assert set(context) - {0, 1, 6, 7}
+    assert set(context) <= {*range(12)} - {3, 4}
 
 
 @pytest.mark.parametrize("interval", [8, 16])
