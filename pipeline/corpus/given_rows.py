@@ -12,12 +12,14 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
+from functools import reduce
 from typing import Any, Final, cast
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.columns import batch_of, is_unkept, joined, learned_field, types_of
 from cairn.pipeline.corpus.formats.format import damage_of, is_utf8
 from cairn.pipeline.corpus.sources import TableSource
 from cairn.pipeline.errors import UsageError
@@ -53,7 +55,7 @@ def source_of(given: GivenRows, config: CorpusConfig) -> TableSource:
                 frame = frame.reset_index()  # Arrow passes over one that counts
             if _has_objects(frame):
                 return _source_of_rows(frame.to_dict("records"), config)
-        table = _made(pa.table, frame)
+        table = _made(_of_polars if hasattr(frame, "to_dicts") else pa.table, frame)
         names = [name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)]
         return TableSource(table=table.select(names))
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
@@ -62,6 +64,23 @@ def source_of(given: GivenRows, config: CorpusConfig) -> TableSource:
     if rows and all(isinstance(row, pa.RecordBatch) for row in rows):
         return TableSource(table=_made(pa.Table.from_batches, rows))
     return _source_of_rows(rows, config)
+
+
+def _of_polars(frame: Any) -> pa.Table:
+    """Make a table of a frame of polars; of integers of 128 bits, which Arrow does not have, as of rows."""
+    columns, fields = list[Any](), list[pa.Field]()
+    for series in frame:
+        met = set[pa.DataType]()
+        if "Int128" in repr(series.dtype):
+            values = series.to_list()
+            met = {each for value in values for each in types_of(value)}
+            own = reduce(joined, met, pa.null())
+            types = {"values": pa.null() if is_unkept(own) else own}
+            columns.append(batch_of([{"values": value} for value in values], types, ()).column(0))
+        else:
+            columns.append(pa.chunked_array(series))
+        fields.append(learned_field(series.name, columns[-1].type, met))
+    return pa.table(columns, pa.schema(fields))
 
 
 def _has_objects(frame: Any) -> bool:

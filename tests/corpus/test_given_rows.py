@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 from cairn.pipeline.config import CorpusConfig
@@ -194,3 +195,35 @@ def test_an_index_of_pandas_that_counts_may_hold_the_ids() -> None:
     scan = scan_sources([source_of(frame, CONFIG)], CONFIG)
     (batch,) = read_checked(scan, CONFIG)
     assert batch.rows.column("doc_id").to_pylist() == ["10", "20"]
+
+
+@pytest.mark.parametrize("kind", [pl.Int128, pl.UInt128])
+@pytest.mark.parametrize(
+    ("values", "kept", "told_of"),
+    [
+        ([5, 2**63 - 1, None], [5, 2**63 - 1, None], ""),
+        (
+            [5, BIG],
+            ["5", str(BIG)],
+            f"column 'v' holds integers beyond 64 bits and numbers, as in memory: {AS_TEXTS}",
+        ),
+        ([[5], [7, None]], [[5], [7, None]], ""),
+        (
+            [{"a": 5}],
+            [None],
+            "column 'v' of memory cannot be stored: it holds objects or nested lists; it is left out",
+        ),
+    ],
+    ids=repr,
+)
+def test_integers_of_128_bits_in_a_frame_of_polars_are_read_as_in_rows(
+    kind: Any, values: list[Any], kept: list[Any], told_of: str
+) -> None:
+    nested = {list: pl.List(kind), dict: pl.Struct({"a": kind})}.get(type(values[0]), kind)
+    ids = pl.Series([7 + place for place in range(len(values))], dtype=kind)
+    fine = pl.Series([FINE.value] * len(values)).cast(pl.Datetime("ns"))
+    frame = pl.DataFrame({"doc_id": ids, "text": "x", "v": pl.Series(values, dtype=nested), "fine": fine})
+    fields, found, warnings, details = read(source_of(frame, CONFIG))
+    assert (found, details) == (kept, [])
+    assert {field.name: str(field.type) for field in fields}["fine"] == "timestamp[ns]"
+    assert [each for each in warnings if "filters cannot" not in each] == ([told_of] if told_of else [])

@@ -80,7 +80,11 @@ def _opened(
             raise ValueError("it is Feather of version 1; write it again as version 2, or as Parquet")
         stream.seek(0)
         opened = pa.ipc.open_file if kind_of(head) == ARROW else pa.ipc.open_stream
-        with opened(stream, options=options) as reader:
+        try:
+            reader = opened(stream, options=options)
+        except pa.ArrowNotImplementedError as error:
+            raise ValueError(f"{damage_of(error)}; without such columns, write it again") from error
+        with reader:
             yield reader
 
 
