@@ -29,7 +29,7 @@ from cairn.pipeline.corpus.formats.format import (
 from cairn.pipeline.corpus.given_vectors import first_width, read_type
 from cairn.pipeline.corpus.quarantine import Reason, rejected_rows
 from cairn.pipeline.corpus.schema import CorpusSchema, agree_on_schema, stored_name
-from cairn.pipeline.corpus.source_record import gave_rows, recorded_footers
+from cairn.pipeline.corpus.source_record import recorded_footers
 from cairn.pipeline.corpus.sources import LeftOut, Source, resolve_sources
 from cairn.pipeline.errors import SourceError, TryAgainError
 from cairn.pipeline.manifest import fingerprint
@@ -150,13 +150,8 @@ def scan_sources(
     ]
     footers = [(file, footer) for file, footer in footers if footer.schema.names]
     schema = agree_on_schema([(file, footer.schema) for file, footer in footers], config, stored)
-    had_rows = gave_rows(record, [file.address for file, _ in schema.left_out])
     for file, reason in schema.left_out:
-        if file.address in had_rows:  # it may be cut
-            advice = "write it again, or delete it"
-            damaged.append((file, f"it gave documents before and is now of {reason}; {advice}"))
-        else:
-            left_out.add(reason, file.name)
+        left_out.add(reason, file.name)
     read = [(*each, of) for each, of in zip(footers, schema.columns, strict=True) if of is not None]
     faults = tuple((file, footer.fault) for file, footer, _ in read if footer.fault is not None)
     identities.update({file.address: None for file, _ in faults})

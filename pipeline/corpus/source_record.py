@@ -144,16 +144,6 @@ def recorded_footers(path: Path, identities: Mapping[str, str | None]) -> dict[s
     return found
 
 
-def gave_rows(path: Path | None, addresses: Sequence[str]) -> set[str]:
-    """Return which files had rows when they were recorded; none where there is no record to read."""
-    with contextlib.suppress(sqlite3.Error):
-        if path is not None and addresses and path.exists():
-            with _opened(path) as connection:
-                found = recorded_files(connection, "main", addresses)
-                return {address for address, file in found.items() if file.num_rows}
-    return set()
-
-
 class RecordedFile(NamedTuple):
     """A file as it was when it was read; ``key`` names what its rows were read by."""
 

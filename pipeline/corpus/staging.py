@@ -11,7 +11,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from cairn.pipeline import durable
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.checks import CheckedBatch
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
 from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
 from cairn.pipeline.corpus.quarantine import (
@@ -179,6 +180,7 @@ class _Pass:
     stored: StoredSources | None
 
     def __post_init__(self) -> None:
+        self.scan = replace(self.scan, damaged_files=(*self.scan.damaged_files, *self._cut_tables()))
         self._changed = dict[str, str]()
         self._passed_over = list[int]()
         self.ledger.begin(self.scan, self.config)
@@ -261,10 +263,7 @@ class _Pass:
         return batch.rejected, duplicates
 
     def _replacements(self) -> Iterator[str]:
-        """Say which documents of other files the changed ones take the place of.
-
-        A file may have been named from another folder before: then one of its names ends with the other.
-        """
+        """Say which documents of other files the changed ones take the place of."""
         if not self._changed or self.stored is None:
             return
         replaced = list[tuple[str, str]]()
@@ -272,8 +271,7 @@ class _Pass:
             found = batch.filter(pc.is_in(batch.column("doc_id"), pa.array(self._changed, pa.string())))
             for row in found.to_pylist():
                 old, new = row["source_file"], self._changed[row["doc_id"]]
-                ends = [f"/{PurePath(name)}" for name in (old, new)]
-                if not (ends[0].endswith(ends[1]) or ends[1].endswith(ends[0])):
+                if not _may_be_same(old, new):
                     replaced.append((old, new))
         if replaced:
             old, new = min(replaced)
@@ -281,6 +279,21 @@ class _Pass:
                 f"{len(replaced):,} documents took the place of those of other files with the same ids, such "
                 f"as {new} that of {old}; to keep both, ingest both with --id-prefix into a new collection"
             )
+
+    def _cut_tables(self) -> Iterator[tuple[SourceFile, str]]:
+        """Yield the tables without an id or text that gave documents which are stored, and may be cut now."""
+        left_out = dict[str, list[tuple[SourceFile, str]]]()
+        for file, reason in self.scan.schema.left_out:
+            left_out.setdefault(PurePath(file.name).name, []).append((file, reason))
+        for batch in self.stored() if self.stored and left_out else ():
+            for old in batch.column("source_file").unique().to_pylist():
+                named = left_out.get(PurePath(old).name, [])
+                for file, reason in [each for each in named if _may_be_same(old, each[0].name)]:
+                    named.remove((file, reason))
+                    yield (
+                        file,
+                        f"it gave documents before and is now of {reason}; write it again, or delete it",
+                    )
 
     def _reject(self, rejected: pa.RecordBatch) -> None:
         self.ledger.mark_present(rejected.column("doc_id").drop_null().to_pylist())
@@ -297,6 +310,12 @@ class _Pass:
 
     def _report(self) -> None:
         self.progress("corpus", self._rows, self.scan.num_rows + len(self.scan.damaged_files), "rows")
+
+
+def _may_be_same(old: str, new: str) -> bool:
+    """Whether names may be of one file, which was named from another folder before."""
+    ends = [f"/{PurePath(name)}" for name in (old, new)]
+    return ends[0].endswith(ends[1]) or ends[1].endswith(ends[0])
 
 
 def _origins(batch: CheckedBatch, is_indexed: Bool[np.ndarray, " N"]) -> pa.RecordBatch:

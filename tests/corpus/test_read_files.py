@@ -36,12 +36,17 @@ class Published:
         self.folder = folder
         self.reread = reread
         self.documents: dict[str, str] = {}
+        self.files: dict[str, str] = {}
         self.generation = 0
         self.passed_over: list[str] = []
 
     @property
     def manifest_sha256(self) -> str:
         return sha256(f"{self.generation}".encode()).hexdigest()
+
+    def stored(self) -> list[pa.RecordBatch]:
+        columns = {"doc_id": [*self.documents], "source_file": [self.files[each] for each in self.documents]}
+        return [pa.RecordBatch.from_pydict(columns)]
 
     def ingest(
         self, *sources: Path, sync: bool = False, killed: str = "", config: CorpusConfig = CONFIG
@@ -55,7 +60,9 @@ class Published:
         quarantine.unlink(missing_ok=True)
         with Ledger(self.folder / "ledger.sqlite", record) as ledger:
             with RowWriter(quarantine) as writer:
-                staged = stage_changes(scan, config, ledger, self.folder / "staged", 1_000, writer)
+                staged = stage_changes(
+                    scan, config, ledger, self.folder / "staged", 1_000, writer, stored=self.stored
+                )
             rows = list(chain.from_iterable(pq.read_table(path).to_pylist() for path in staged.shards))
             is_synced = sync and staged.is_complete
             gone = {
@@ -69,6 +76,7 @@ class Published:
                 for doc_id in (*gone["replaced"], *deleted):
                     del self.documents[doc_id]
                 self.documents |= {row["doc_id"]: row["content_sha256"] for row in rows}
+                self.files |= {row["doc_id"]: row["source_file"] for row in rows}
                 if not killed:
                     record_run(ledger, self.manifest_sha256, has_deleted=bool(deleted))
         self.passed_over = [Path(scan.files[place].path).name for place in staged.passed_over]
@@ -255,14 +263,23 @@ def test_damaged_file_is_read_each_time_and_keeps_sync_from_deleting(
         ("b.jsonl", '{"id": "x", "text": "y"}\n', '{"error": "rate limited"}\n'),
     ],
 )
+@pytest.mark.parametrize("reread", [False, True])
 def test_a_table_that_gave_documents_and_lacks_a_column_keeps_sync_from_deleting(
-    published: Published, corpus: Path, name: str, content: str, cut: str
+    published: Published,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reread: bool,
+    name: str,
+    content: str,
+    cut: str,
 ) -> None:
     (corpus / name).write_text(content)
     published.ingest(corpus)
-    for _ in range(2):
+    published.reread = reread
+    monkeypatch.chdir(corpus)
+    for source in (corpus, Path(), corpus):
         (corpus / name).write_text(cut)
-        done = published.ingest(corpus, sync=True)
+        done = published.ingest(source, sync=True)
         assert (done["is_complete"], done["quarantine_reasons"]) == (False, {"damaged_file": 1})
         assert "it gave documents before" in done["refused"][0]["detail"]
         assert "x" in done["documents"]
