@@ -107,6 +107,12 @@ def packed(
         count_N = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
         start_M, end_M = (_spans(pc.struct_field(chunks, name)) for name in ("start", "end"))
         records_M["start"], records_M["end"] = start_M.clip(-1, 2**31 - 1), end_M.clip(-1, 2**31 - 1)
+        is_null_FM = np.array([pc.struct_field(chunks, name).is_null() for name in _FIELDS])
+        for place in np.flatnonzero(is_null_FM.any(0)).tolist():
+            names = [
+                repr(name) for name, is_null_M in zip(_FIELDS, is_null_FM, strict=True) if is_null_M[place]
+            ]
+            fault_M[place] = f"a chunk without {' and '.join(names)}"
         fault_M = _span_faults(fault_M, start_M, end_M, count_N, length_N)
         fault_N = _row_faults(fault_N, fault_M, count_N, unit_MV)
     offsets = np.concatenate([[0], np.cumsum(count_N)]) * records_M.dtype.itemsize

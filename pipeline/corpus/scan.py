@@ -139,7 +139,7 @@ def scan_sources(
     if not footers:
         others = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
         file, fault = damaged[0]
-        is_advice = fault.startswith("it is ") or fault.endswith("write it again")
+        is_advice = fault.startswith("it is ") or "; " in fault
         advice = "" if is_advice else "; check the path or write the file again"
         raise SourceError(f"{file.name}{others} is not a file that can be read: {fault}{advice}")
     if stored is None:

@@ -716,11 +716,16 @@ def test_a_title_of_rtf_is_read_in_its_encoding(tmp_path: Path, written: bytes, 
 
 def test_cells_without_a_stored_value_or_type_keep_what_they_say(tmp_path: Path) -> None:
     made = Workbook()
-    made.worksheets[0].append([timedelta(hours=42, seconds=5), 2, "=B1*3"])
+    made.worksheets[0].append(
+        [timedelta(hours=42, seconds=5), 2, "=B1*3", 1234567890123456789, "09007199254740993"]
+    )
     made.save(tmp_path / "a.xlsx")
     (tmp_path / "b.xls").write_bytes((tmp_path / "a.xlsx").read_bytes())
     duration = 'office:value-type="time" office:time-value="PT42H00M05S"'
-    cells = f"<table:table-cell><text:p>no type</text:p></table:table-cell><table:table-cell {duration}/>"
+    number = 'office:value-type="float" office:value="9007199254740993"'
+    cells = "<table:table-cell><text:p>no type</text:p></table:table-cell>" + "".join(
+        f"<table:table-cell {each}/>" for each in (duration, number)
+    )
     names = "".join(
         f' xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
         for name in ("office", "table", "text")
@@ -736,10 +741,27 @@ def test_cells_without_a_stored_value_or_type_keep_what_they_say(tmp_path: Path)
         )
     rows, rejected = read(tmp_path)
     assert [row["text"].splitlines()[-1] for row in rows] == [
-        *["| 42:00:05 | 2 | =B1*3 |"] * 2,
-        "| no type | 42:00:05 |",
+        *["| 42:00:05 | 2 | =B1*3 | 1234567890123457000 | 09007199254740993 |"] * 2,
+        "| no type | 42:00:05 | 9007199254740993 |",
     ]
     assert rejected == []
+
+
+@pytest.mark.parametrize("attributes", ["", ' t="n"', ' t="n" s="1"', ' s="1"'])
+def test_a_whole_number_of_a_sheet_keeps_the_digits_that_are_stored(tmp_path: Path, attributes: str) -> None:
+    made = Workbook()
+    made.worksheets[0].append([1, 2.5])
+    made.save(tmp_path / "b.xlsx")
+    with (
+        zipfile.ZipFile(tmp_path / "b.xlsx") as old,
+        zipfile.ZipFile(tmp_path / "a.xlsx", "w") as new,
+    ):
+        for name in old.namelist():
+            cell = f'<c r="A1"{attributes}><v>-9007199254740993</v>'.encode()
+            new.writestr(name, old.read(name).replace(b'<c r="A1" t="n"><v>1</v>', cell))
+    (tmp_path / "b.xlsx").unlink()
+    [row], _ = read(tmp_path)
+    assert row["text"].endswith("| -9007199254740993 | 2.5 |")
 
 
 def test_time_grows_with_the_length_of_a_cell() -> None:
@@ -1032,19 +1054,26 @@ def test_formulas_of_opendocument_are_read_from_their_own_files(tmp_path: Path) 
     power = "<m:msup><m:mn>10</m:mn><m:mn>6</m:mn></m:msup>"
     formula = f"<m:math xmlns:m='math'><m:mrow><m:mi>a</m:mi><m:mo>+</m:mo>{power}</m:mrow>%s</m:math>"
     with zipfile.ZipFile(tmp_path / "a.odt", "w") as archive:
-        objects = "".join(f'<d:object x:href="./Object {number}"/>' for number in (1, 2))
+        told = '<s:title xmlns:s="svg">Formel</s:title><s:desc xmlns:s="svg">%s</s:desc>'
+        objects = "".join(
+            f'<d:frame><d:object x:href="./Object {number}"/>{told % desc}</d:frame>'
+            for number, desc in ((1, "formula"), (2, "of energy"))
+        )
         archive.writestr("content.xml", f"<o:text {names}><t:p>so {objects}end</t:p></o:text>")
         archive.writestr("Object 1/content.xml", formula % "")
         archive.writestr("Object 2/content.xml", formula % "<m:annotation>a over b</m:annotation>")
         archive.writestr("Object 3/content.xml", "is shown nowhere")
     rows, rejected = read(tmp_path)
-    assert (rows[0]["text"].split(), rejected) == (["so", "a+10^6", "a", "over", "b", "end"], [])
+    assert (rows[0]["text"].split(), rejected) == (
+        ["so", "a+10^6", "a", "over", "b", "of", "energy", "end"],
+        [],
+    )
     with zipfile.ZipFile(tmp_path / "a.odt", "w") as archive:
         archive.writestr("content.xml", f"<o:text {names}><t:p>so {objects}end</t:p></o:text>")
         archive.writestr("Object 1/content.xml", "")
         archive.writestr("Object 2/content.xml", formula % "")
     [row], [rejected] = read(tmp_path)
-    assert row["text"].split() == ["so", "a+10^6", "end"]
+    assert row["text"].split() == ["so", "Formel", "formula", "a+10^6", "of", "energy", "end"]
     assert rejected["detail"].endswith("formulas or charts cannot be parsed, so they are missing: Object 1")
 
 

@@ -21,12 +21,12 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import FAULT, WITH_COMMA, Decimals, is_number, pc, plain_type
+from cairn.pipeline.corpus.columns import FAULT, WITH_COMMA, Decimals, is_number, pc, plain_type, role_names
 from cairn.pipeline.corpus.formats.file_kind import TEXT
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
@@ -204,12 +204,37 @@ def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[list[str] | str | 
                 yield f"{_span(first, lines.number)} cannot be read: {error}"
                 continue
             if not num_fields:
-                names = [name.strip() for name in fields]
+                names = _numbered([name.strip() for name in fields], role_names(config))
                 num_fields = len(names)
+                _require_readable(names, first, encoding)
                 if num_fields:
                     yield names
             elif any(fields):
                 yield from _checked(fields, num_fields, lines, delimiter)
+
+
+def _numbered(names: Sequence[str], roles: Collection[str]) -> list[str]:
+    """Return names of columns with a number behind one that stood before, as in exports of Jira."""
+    counts, taken, numbered = Counter[str](), set(names), list[str]()
+    for name in names:
+        counts[name] += 1
+        own = name
+        while name and name not in roles and counts[name] > 1 and own in taken:
+            own = f"{name}_{counts[name]}"
+            counts[name] += own in taken
+        numbered.append(own)
+        taken.add(own)
+    return numbered
+
+
+def _require_readable(names: Sequence[str], line: int, encoding: str) -> None:
+    """Raise :class:`ValueError` where the name of a column holds a byte that is no character."""
+    for place, name in enumerate(names, 1):
+        if lost := re.search("[\udc80-\udcff]", name):
+            raise ValueError(
+                f"its header, in line {line}, must be {encoding.removesuffix('-sig')}, got the byte "
+                f"0x{ord(lost[0]) - 0xDC00:X} in column {place}; write the file again in UTF-8"
+            )
 
 
 def _checked(

@@ -23,6 +23,7 @@ import quopri
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from email.errors import CloseBoundaryNotFoundDefect, InvalidBase64LengthDefect
 from email.message import EmailMessage
 from functools import cache, partial
@@ -774,6 +775,12 @@ _CELL_TYPE: Final = re.compile(rb'\st="(\w+)"')
 _OLD_FORMULA: Final = re.compile(rb"\x06\0(..).{6}(.{8}).{6}(..)", re.DOTALL)
 """A cell of BIFF with a formula: the length of the record, the value, and the length of the formula."""
 _DURATION: Final = re.compile(rb'office:value-type="time" office:time-value="PT(\d+)H(\d+)M(\d+)[^"]*"')
+_MANY_DIGITS: Final = re.compile(rb'[>"]-?\d{16}')
+_LONG_NUMBER: Final = re.compile(
+    rb'(<(?:\w+:)?c(?:\s+(?!t=)[\w:]+="[^"]*")*)(?:\st="n")?((?:\s[^<>]*)?><(?:\w+:)?v>-?\d{16,}<)'
+    rb'|office:value-type="float" office:value="(-?\d{16,})"'
+)
+"""A whole number whose digits are stored one by one, of which a float would keep the first."""
 _UNTYPED: Final = re.compile(rb"<table:table-cell(?![^<>]*value-type)(?=[^<>]*[^/<>]>|>)")
 """A cell of OpenDocument that does not say of which type it is; programs show its text."""
 _COLUMNS: Final = ["".join(each) for size in (1, 2, 3) for each in product(ascii_uppercase, repeat=size)]
@@ -865,6 +872,7 @@ def _for_calamine(sheet: bytes, with_errors: bool) -> bytes:
     if with_errors:
         sheet = _ERROR.sub(rb'\1"str"', sheet) if b't="e"' in sheet else sheet
         sheet = _FORMULA.sub(_as_text, sheet) if _FORMULA_END.search(sheet) else sheet
+        sheet = _LONG_NUMBER.sub(_as_digits, sheet) if _MANY_DIGITS.search(sheet) else sheet
         sheet = _UNTYPED.sub(rb'<table:table-cell office:value-type="string"', sheet)
         sheet = _DURATION.sub(rb'office:value-type="string" office:string-value="\1:\2:\3"', sheet)
     places = {letters: place for place, letters in enumerate(_COLUMNS)}
@@ -883,6 +891,11 @@ def _for_calamine(sheet: bytes, with_errors: bool) -> bytes:
     return _CELL.sub(
         lambda found: found[1] + f"{column_of[found[2].decode()]}{row_of[int(found[3])]}".encode(), sheet
     )
+
+
+def _as_digits(cell: re.Match[bytes]) -> bytes:
+    shown = b'office:value-type="string" office:string-value="%b"'
+    return shown % cell[3] if cell[3] else b'%b t="str"%b' % cell.groups()[:2]
 
 
 def _as_text(cell: re.Match[bytes]) -> bytes:
@@ -907,7 +920,8 @@ MAX_WHOLE: Final = 1e21
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.0f}" if value.is_integer() and abs(value) < MAX_WHOLE else f"{value:.15g}"
+        is_whole = value.is_integer() and abs(value) < MAX_WHOLE  # and has zeros behind what a float keeps
+        return f"{Decimal(str(value)):.0f}" if is_whole else f"{value:.15g}"
     if isinstance(value, timedelta):
         minutes, seconds = divmod(round(value.total_seconds()), 60)
         return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
@@ -942,6 +956,11 @@ class OpenDocumentFormat(PagedFormat):
                     objects[name] = _object(archive.xml(f"{name}/content.xml"))
                 except ET.ParseError:
                     damaged.append(name)
+        for frame in content.iterfind(".//{*}frame"):
+            is_read = any(objects.get(_object_name(each)) for each in frame)
+            for told in [*frame.findall("{*}title"), *frame.findall("{*}desc")] if is_read else ():
+                if len("".join(told.itertext()).split()) < 2:  # of programs, such as `formula`
+                    frame.remove(told)
         shown = {
             _attribute(style, "name"): own
             for style in content.iterfind(".//{*}style")
