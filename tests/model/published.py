@@ -33,7 +33,7 @@ _NOMIC_SETTINGS = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-_NOMIC_NAMES = {
+NOMIC_NAMES = {
     "encoder.layers": "layers",
     "emb_ln": "embeddings.LayerNorm",
     "attn.out_proj": "self_attn.o_proj",
@@ -43,16 +43,11 @@ _NOMIC_NAMES = {
     "norm1": "post_attention_layernorm",
     "norm2": "post_mlp_layernorm",
 }
-_GTE_NAMES = {
+GTE_NAMES = {
     "encoder.layer": "layers",
     "attention.": "self_attn.",
     "attn_ln": "post_attention_layernorm",
     "mlp_ln": "post_mlp_layernorm",
-}
-_JOINT = {
-    "attn.Wqkv": ("self_attn", "qkv"),
-    "self_attn.qkv_proj": ("self_attn", "qkv"),
-    "mlp.up_gate_proj": ("mlp", ("up", "gate")),
 }
 _TYPES = "embeddings.token_type_embeddings.weight"
 
@@ -102,7 +97,7 @@ def native(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         rope = {"rope_type": "default", "rope_theta": config["rotary_emb_base"]}
         named = {name: config[published] for published, name in _NOMIC_SETTINGS.items()}
         kept = {name: config[name] for name in ("model_type", "type_vocab_size", "vocab_size")}
-        return {**kept, **named, "rope_parameters": rope}, _renamed(tensors, _NOMIC_NAMES)
+        return {**kept, **named, "rope_parameters": rope}, _renamed(tensors, NOMIC_NAMES)
     if config["model_type"] == "new":
         scaling, theta = config.pop("rope_scaling", None), config.pop("rope_theta")
         rope = {"rope_type": "default", "rope_theta": theta}
@@ -112,7 +107,7 @@ def native(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             rope = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / 8)}
         for name in ("pack_qkv", "logn_attention_scale"):
             config.pop(name)
-        return config | {"model_type": "gte", "rope_parameters": rope}, _renamed(tensors, _GTE_NAMES)
+        return config | {"model_type": "gte", "rope_parameters": rope}, _renamed(tensors, GTE_NAMES)
     if config["model_type"] == "bidirectional_pplx_qwen3":
         config["model_type"] = "qwen3"
     return config, tensors

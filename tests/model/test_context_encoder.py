@@ -48,37 +48,22 @@ def test_of_a_long_text_only_the_head_is_tokenised(backbone):
     assert 20 <= len(encoded_head(backbone.tokenizer, "cat " * 100_000, 20).ids) < 1_000
 
 
-def test_temperature_changes_fingerprint_and_embeddings(backbone, encoder):
-    other = ContextEncoder(backbone, 20, temperature=0.5)
-    assert other.fingerprint != encoder.fingerprint
-    assert (
-        float(
-            np.abs(other.embed(["the cat sat on the mat"]) - encoder.embed(["the cat sat on the mat"])).max()
-        )
-        > 1e-2
+def test_temperature_and_prefix_change_fingerprint_and_embeddings(tiny_model_folder, backbone, encoder):
+    plain = encoder.embed(TEXTS[:1])
+    sharp, behind = (
+        ContextEncoder(backbone, 20, **how) for how in ({"temperature": 0.5}, {"prefix": "old: "})
     )
+    assert len({each.fingerprint for each in (encoder, sharp, behind)}) == 3
+    assert float(np.abs(sharp.embed(TEXTS[:1]) - plain).max()) > 1e-2
+    assert np.array_equal(behind.embed(TEXTS[:1]), encoder.embed([f"old: {TEXTS[0]}"])), "it is pooled"
+    config = EncoderConfig(model=str(tiny_model_folder), document_prefix="old: ")
+    made = ContextEncoder.of(backbone, config, ContextConfig(max_document_tokens=20))
+    assert made.fingerprint == encoder.fingerprint, "its own first stage has no prefix"
 
 
 def test_context_encoder_more_tokens_than_positions_is_refused(backbone):
     with pytest.raises(ConfigError, match="96 positions, got 97"):
         ContextEncoder(backbone, 97)
-
-
-def test_embed_behind_a_prefix_pools_it_with_the_text(backbone):
-    behind = ContextEncoder(backbone, 20, prefix="old: ").embed(TEXTS[:1])
-    written = ContextEncoder(backbone, 20).embed([f"old: {TEXTS[0]}"])
-    assert np.array_equal(behind, written)
-
-
-def test_fingerprint_prefix_changes_it(backbone, encoder):
-    assert ContextEncoder(backbone, 20, prefix="old: ").fingerprint != encoder.fingerprint
-    assert ContextEncoder(backbone, 20, prefix="").fingerprint == encoder.fingerprint
-
-
-def test_context_encoder_of_a_backbone_that_is_its_own_first_stage_has_no_prefix(tiny_model_folder, backbone):
-    config = EncoderConfig(model=str(tiny_model_folder), document_prefix="old: ")
-    made = ContextEncoder.of(backbone, config, ContextConfig(max_document_tokens=20))
-    assert made.fingerprint == ContextEncoder(backbone, 20).fingerprint
 
 
 def test_context_encoder_of_a_checkpoint_with_a_first_stage_stands_behind_the_documents_prefix(make_cde):

@@ -26,11 +26,11 @@ from tests.model.published import LENGTHS, load, published, published_hidden, ra
 
 @pytest.mark.parametrize("num_layers", [None, 1])
 def test_nv_embed_is_the_mistral_it_holds(
-    make_nv_embed: Callable[..., Path], make_decoder: Callable[..., Path], num_layers: int | None
+    make_nv_embed: Callable[..., Path], make: Callable[..., Path], num_layers: int | None
 ) -> None:
     outer, inner = (
         load(make_nv_embed(), layers=num_layers),
-        load(make_decoder("mistral"), layers=num_layers),
+        load(make("mistral"), layers=num_layers),
     )
     ids = random_ids(outer)
     assert torch.equal(outer.hidden_states(ids, LENGTHS), inner.hidden_states(ids, LENGTHS))
@@ -38,14 +38,14 @@ def test_nv_embed_is_the_mistral_it_holds(
 
 @pytest.mark.parametrize("prefix", ["", "old stone:"])
 def test_encode_with_nv_embed_is_the_mean_of_latent_attention_without_the_instruction(
-    make_nv_embed: Callable[..., Path], make_decoder: Callable[..., Path], prefix: str
+    make_nv_embed: Callable[..., Path], make: Callable[..., Path], prefix: str
 ) -> None:
     folder = make_nv_embed(2)
     config = encoder_config({"model": str(folder), "precision": "fp32", "query_prefix": prefix})
     assert config.pooling == "latent"
     encoder = DocumentEncoder(config)
     texts = ["the cat sat on the mat", "a river", "old path " * 9]
-    tokenizer, model = encoder.backbone.tokenizer, published(make_decoder("mistral"))
+    tokenizer, model = encoder.backbone.tokenizer, published(make("mistral"))
     block = read_latent_attention(
         load_file(folder / "model.safetensors"),
         json.loads((folder / "config.json").read_text()),
@@ -75,14 +75,14 @@ def test_nv_embed_without_its_language_model_is_refused(
 
 
 @pytest.fixture(scope="module")
-def qwen_folder(make_decoder: Callable[..., Path]) -> Path:
+def qwen_folder(make: Callable[..., Path]) -> Path:
     """A decoder with a byte-level tokenizer as Qwen's embedding models have it.
 
     No BOS, an ending of its own, another eos_token.
     """
     from tokenizers import decoders, models, pre_tokenizers, processors
 
-    folder = make_decoder("qwen3", vocab_size=None)
+    folder = make("qwen3", vocab_size=None)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["Ġt", "Ġth", "Ġthe", "th", "the"]
     merges = [("Ġ", "t"), ("Ġt", "h"), ("Ġth", "e"), ("t", "h"), ("th", "e")]

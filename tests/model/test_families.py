@@ -44,7 +44,6 @@ COLUMN = {
     "cde v2": "of its backbone",
 }
 FAMILIES = list(TITLES)
-DECODERS = ("mistral", "qwen2", "qwen3", "llama", "bidirectional_pplx_qwen3")
 MODES = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
 EVERY_FAMILY = {
     ("chunk", "mean", "plain"),
@@ -64,10 +63,7 @@ def _write_m3bert(tokenizer_folder: Path, folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def family_folder(
     tiny_model_folder: Path,
-    make_modernbert: Callable[..., Path],
-    make_nomic_bert: Callable[..., Path],
-    make_gte: Callable[..., Path],
-    make_decoder: Callable[..., Path],
+    make: Callable[..., Path],
     make_nv_embed: Callable[..., Path],
     make_cde: Callable[..., Path],
     make_family: Callable[[str], Path],
@@ -76,7 +72,7 @@ def family_folder(
 ) -> Callable[[str], Path]:
     """Return a writer of tiny checkpoints by family, with a latent attention block where that may be."""
 
-    def make(family: str) -> Path:
+    def folder_of(family: str) -> Path:
         if family in ("bert", "roberta", "xlm-roberta", "camembert"):
             # RoBERTa's positions begin after the padding id, so one of its table is never read.
             changes = {"model_type": family, "max_position_embeddings": 96}
@@ -87,26 +83,17 @@ def family_folder(
             return folder
         if family == "m3bert":
             return _write_m3bert(tiny_model_folder, tmp_path_factory.mktemp("m3bert") / "model")
-        makers: dict[str, Callable[[], Path]] = {
-            "modernbert": make_modernbert,
-            **{
-                name: lambda name=name: shutil.copytree(
-                    make_family(name), tmp_path_factory.mktemp(name) / "model"
-                )
-                for name in ("mpnet", "distilbert", "electra")
-            },
-            "nvembed": make_nv_embed,
-            "nomic_bert": make_nomic_bert,
-            "new": make_gte,
-            "gte": lambda: make_gte(model_type="gte"),
-            **{name: lambda name=name: make_decoder(name) for name in DECODERS},
-            **{f"cde v{version}": lambda version=version: make_cde(version) for version in (1, 2)},
-        }
-        return makers[family]()
+        if family == "electra":
+            return shutil.copytree(make_family(family), tmp_path_factory.mktemp(family) / "model")
+        if family.startswith("cde"):
+            return make_cde(int(family[-1]))
+        if family == "nvembed":
+            return make_nv_embed()
+        return make("new", model_type="gte") if family == "gte" else make(family)
 
     @cache
     def with_latent_block(family: str) -> Path:
-        folder = make(family)
+        folder = folder_of(family)
         if family.startswith(
             "cde"
         ):  # whose checkpoint may hold no tensor that its config.json does not call for

@@ -37,9 +37,10 @@ def naive(tensors, hidden, heads=HEADS, prefix="latent_attention_model."):
     """One token and one head at a time, in float64."""
     t = {name.removeprefix(prefix): tensor.double() for name, tensor in tensors.items()}
     a, m = "cross_attend_blocks.0", "cross_attend_blocks.1"
+    head_dim, inner = len(t[f"{a}.fn.to_q.weight"]) // heads, t[f"{m}.fn.net.2.weight"].shape[1]
 
     def norm(x, name):
-        return (x - x.mean()) / math.sqrt(x.var(unbiased=False) + 1e-5) * t[f"{name}.weight"] + t[
+        return (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt() * t[f"{name}.weight"] + t[
             f"{name}.bias"
         ]
 
@@ -47,24 +48,20 @@ def naive(tensors, hidden, heads=HEADS, prefix="latent_attention_model."):
         return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
 
     latents = [norm(latent, f"{a}.norm_context") for latent in t["latents"]]
-    keys = [
-        (t[f"{a}.fn.to_kv.weight"] @ latent)[: heads * HEAD_DIM].view(heads, HEAD_DIM) for latent in latents
-    ]
-    values = [
-        (t[f"{a}.fn.to_kv.weight"] @ latent)[heads * HEAD_DIM :].view(heads, HEAD_DIM) for latent in latents
-    ]
+    both = [(t[f"{a}.fn.to_kv.weight"] @ latent).view(2, heads, head_dim) for latent in latents]
+    keys, values = zip(*both, strict=True)
     rows = []
-    for x in hidden.double().reshape(-1, DIM):
-        query = (t[f"{a}.fn.to_q.weight"] @ norm(x, f"{a}.norm")).view(heads, HEAD_DIM)
+    for x in hidden.double().reshape(-1, hidden.shape[-1]):
+        query = (t[f"{a}.fn.to_q.weight"] @ norm(x, f"{a}.norm")).view(heads, head_dim)
         heads_out = []
         for head in range(heads):
             weights = torch.softmax(
-                torch.stack([query[head] @ key[head] / math.sqrt(HEAD_DIM) for key in keys]), 0
+                torch.stack([query[head] @ key[head] / math.sqrt(head_dim) for key in keys]), 0
             )
             heads_out.append(sum(weight * value[head] for weight, value in zip(weights, values, strict=True)))
         x = x + t[f"{a}.fn.to_out.weight"] @ torch.cat(heads_out)
         up = t[f"{m}.fn.net.0.weight"] @ norm(x, f"{m}.norm") + t[f"{m}.fn.net.0.bias"]
-        rows.append(x + t[f"{m}.fn.net.2.weight"] @ (up[:INNER] * gelu(up[INNER:])) + t[f"{m}.fn.net.2.bias"])
+        rows.append(x + t[f"{m}.fn.net.2.weight"] @ (up[:inner] * gelu(up[inner:])) + t[f"{m}.fn.net.2.bias"])
     return torch.stack(rows).view(hidden.shape).float()
 
 

@@ -52,15 +52,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-OF_THE_ENGINE: dict[str, tuple[str, dict[str, Any]]] = {
-    "distilbert": (
-        "DistilBert",
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 96},
-    ),
-    "mpnet": ("MPNet", {**SIZES, "max_position_embeddings": 98}),
-    "mpnet long": ("MPNet", {**SIZES, "max_position_embeddings": 402}),
-}
-"""Families of the engine, whose layout is the library's, too."""
 MakeFamily = Callable[[str], Path]
 
 
@@ -70,7 +61,7 @@ def make_family(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactor
 
     @cache
     def make(family: str) -> Path:
-        name, sizes = (FAMILIES | OF_THE_ENGINE)[family]
+        name, sizes = FAMILIES[family]
         folder = tmp_path_factory.mktemp(family)
         tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
         tokenizer.post_processor = TemplateProcessing(

@@ -47,6 +47,7 @@ from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.engine.precision import default_device
 from cairn.pipeline.model.engine.weights import NewTensors
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
+from cairn.pipeline.model.folders.first_layers import LAYER_COUNTS
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES
 from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
@@ -64,10 +65,10 @@ def new_checkpoint(config: Mapping[str, Any], tokenizer_of: Checkpoint, *, seed:
     """
     num_tokens = tokenizer_of.tokenizer.get_vocab_size()
     config = {"vocab_size": num_tokens, "pad_token_id": tokenizer_of.pad_id, **config}
-    tensors = NewTensors(_num_layers(config), torch.Generator().manual_seed(seed))
+    described = replace(tokenizer_of, config=config)
+    tensors = NewTensors(described.integer(*LAYER_COUNTS), torch.Generator().manual_seed(seed))
     checkpoint = replace(
-        tokenizer_of,
-        config=config,
+        described,
         tensors=tensors,
         steps=(),
         extra_path=None,
@@ -85,15 +86,6 @@ def new_checkpoint(config: Mapping[str, Any], tokenizer_of: Checkpoint, *, seed:
             f"{config['vocab_size']}; leave it out"
         )
     return replace(checkpoint, tensors=dict(tensors))
-
-
-def _num_layers(config: Mapping[str, Any]) -> int:
-    num_layers = config.get("num_hidden_layers", config.get("n_layer"))
-    if type(num_layers) is not int or num_layers < 1:
-        raise ModelError(
-            f"num_hidden_layers of a new model must be a whole number of at least 1, got {num_layers!r}"
-        )
-    return num_layers
 
 
 AS_MASK, AS_ANOTHER = 0.8, 0.1

@@ -41,6 +41,7 @@ from cairn.pipeline.token_vectors.projection import unit
 from safetensors.torch import load_file, save_file
 
 from tests.lab.train.families import FAMILIES, tiny_new
+from tests.model.test_latent_attention import naive
 
 CPU = torch.device("cpu")
 
@@ -302,37 +303,13 @@ def with_block(checkpoint: Checkpoint) -> LandmarkEncoder:
     return model
 
 
-def written_out(model: LandmarkEncoder, x_ND: torch.Tensor) -> torch.Tensor:
-    """O = softmax(QKᵀ)V of torch's own multi-head attention and layers, in the published names."""
-    t = {
-        name.removeprefix(PREFIX): tensor
-        for name, tensor in model.named_parameters()
-        if name.startswith(PREFIX)
-    }
-    a, m, width = "cross_attend_blocks.0", "cross_attend_blocks.1", (x_ND.shape[1],)
-
-    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        return F.layer_norm(x, width, t[f"{name}.weight"], t[f"{name}.bias"], 1e-5)
-
-    latents = norm(t["latents"], f"{a}.norm_context")
-    key, value = (latents @ t[f"{a}.fn.to_kv.weight"].T).chunk(2, dim=1)
-    query = norm(x_ND, f"{a}.norm") @ t[f"{a}.fn.to_q.weight"].T
-    query, key, value = (part.unflatten(1, (8, -1)).transpose(0, 1) for part in (query, key, value))
-    heads = (query @ key.transpose(1, 2) / query.shape[-1] ** 0.5).softmax(-1) @ value
-    attended = x_ND + heads.transpose(0, 1).flatten(1) @ t[f"{a}.fn.to_out.weight"].T
-    up, gate = F.linear(
-        norm(attended, f"{m}.norm"), t[f"{m}.fn.net.0.weight"], t[f"{m}.fn.net.0.bias"]
-    ).chunk(2, 1)
-    return attended + F.linear(up * F.gelu(gate), t[f"{m}.fn.net.2.weight"], t[f"{m}.fn.net.2.bias"])
-
-
 def test_gradient_of_the_block_equals_that_of_the_equation_written_out(tiny_model_folder):
     model, rows = moved(with_block(read_checkpoint(tiny_model_folder))), rows_of([7, 4])
     names = [name for name, _ in model.named_parameters() if name.startswith(PREFIX)]
     tensors = [model.get_parameter(name) for name in names]
     weight = torch.randn(2, model.model_dim, generator=torch.Generator().manual_seed(2))
     pooled_BD, states_ND = model(rows), model.states(rows)[model.num_layers]
-    written_ND = written_out(model, states_ND)
+    written_ND = naive(dict(zip(names, tensors, strict=True)), states_ND, heads=8)
     expected_BD = torch.stack([written_ND[:7].mean(0), written_ND[7:].mean(0)])
     assert torch.allclose(pooled_BD, expected_BD, atol=1e-5)
     found = torch.autograd.grad((pooled_BD * weight).sum(), tensors, retain_graph=True)

@@ -149,7 +149,7 @@ def test_pretrain_micro_batches_change_nothing_but_rounding(run, tmp_path):
         ({"matryoshka_dims": (8, 33)}, "between 1 and the base model's 32"),
         ({"batch_rows": 5_000}, "must fill the 5000 rows of a batch, got"),
         ({"from_config": {"model_type": "t5", "num_hidden_layers": 2}}, "model_type must be one of bert"),
-        ({"from_config": {}}, "num_hidden_layers of a new model must be a whole number"),
+        ({"from_config": {}}, "must give num_hidden_layers or"),
         ({"from_config": {**SIZES, "vocab_size": 10}}, "vocab_size of a new model must be at least"),
         ({"from_config": {**SIZES, "hidden_size": -1}}, "hidden_size or dim as a positive number"),
     ],

@@ -11,14 +11,13 @@ from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Shape
 
 from tests.model.published import random_ids, worst
 
-FAMILIES = ["tiny_model_folder", "modernbert_folder", "nomic_bert_folder"]
+FAMILIES = ["bert", "modernbert", "nomic_bert"]
 LENGTHS = np.array([30, 4, 61, 1, 17])
 CPU = torch.device("cpu")
 
 
-def _load(request, family):
-    config = EncoderConfig(model=str(request.getfixturevalue(family)), precision="fp32")
-    return load_backbone(config, CPU)
+def _load(folder):
+    return load_backbone(EncoderConfig(model=str(folder), precision="fp32"), CPU)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +28,8 @@ def context():
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("with_context", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_rows_equal_the_rectangle(request, family, context, with_context, temperature):
-    backbone, given = _load(request, family), context if with_context else None
+def test_packed_rows_equal_the_rectangle(make, family, context, with_context, temperature):
+    backbone, given = _load(make(family)), context if with_context else None
     ids = random_ids(backbone, LENGTHS)
     padded = backbone.hidden_states(ids, LENGTHS, given, temperature)
     backbone.pattern_type = Packed
@@ -39,8 +38,8 @@ def test_packed_rows_equal_the_rectangle(request, family, context, with_context,
 
 @pytest.mark.parametrize("num_unplaced", [0, 5, 9])
 @pytest.mark.parametrize("family", FAMILIES[1:])
-def test_packed_lead_with_positions_equals_the_rectangle(request, family, num_unplaced):
-    backbone = _load(request, family)
+def test_packed_lead_with_positions_equals_the_rectangle(make, family, num_unplaced):
+    backbone = _load(make(family))
     x = torch.randn(len(LENGTHS), 9 + 61, 32, generator=torch.Generator().manual_seed(0))
     batch = Batch(lengths_B=LENGTHS, num_tokens=61, num_lead=9, num_unplaced=num_unplaced)
     padded = backbone.encode_embedded(x.clone(), backbone.pattern_of(batch))
@@ -76,9 +75,9 @@ def test_packed_shared_key_heads_equal_the_naive_softmax(is_causal):
 @pytest.mark.gpu
 @pytest.mark.parametrize("with_context", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_kernels_on_a_gpu_agree_with_the_cpu(request, family, context, with_context):
-    folder, given = request.getfixturevalue(family), context if with_context else None
-    exact = _load(request, family)
+def test_packed_kernels_on_a_gpu_agree_with_the_cpu(make, family, context, with_context):
+    folder, given = make(family), context if with_context else None
+    exact = _load(folder)
     rounded = load_backbone(EncoderConfig(model=str(folder), precision="bf16"), torch.device("cuda"))
     assert rounded.pattern_type is Packed
     ids = random_ids(exact, LENGTHS)

@@ -83,10 +83,8 @@ def test_save_of_a_model_of_two_stages_is_refused(make_cde, tmp_path):
         encoder.save(tmp_path / "saved")
 
 
-def test_save_of_a_model_with_a_weight_that_is_no_number_is_refused_and_leaves_nothing(
-    make_decoder, tmp_path
-):
-    folder = make_decoder("mistral")
+def test_save_of_a_model_with_a_weight_that_is_no_number_is_refused_and_leaves_nothing(make, tmp_path):
+    folder = make("mistral")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, folder / "model.safetensors")

@@ -14,7 +14,7 @@ from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from tests.model.published import LENGTHS, load, published, published_hidden, random_ids, worst
 
 IDS = np.array([2, 9, 11, 7, 30, 31, 12, 8, 40, 15, 22, 3])
-FAMILIES = ["bert", "mpnet", "modernbert", "nomic_bert", "gte", "mistral", "qwen3"]
+FAMILIES = ["bert", "mpnet", "modernbert", "nomic_bert", "new", "mistral", "qwen3"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
