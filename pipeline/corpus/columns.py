@@ -61,8 +61,11 @@ PLAIN: Final[Mapping[str, pa.DataType]] = {
 
 So does an exponent without a sign, as in 12E3: programs write one.
 """
-WITH_COMMA: Final = r"^[^\pL0-9,.]*[0-9][0-9. '\x{a0}\x{202f}]*,[0-9]+\s*(?:[^\pL0-9,.]*|[A-Z]{3})$"
-"""A number with a comma, also one between thousands, and also beside signs such as `€` and `%`."""
+WITH_COMMA: Final = r"^[^\pL0-9,.\[\]]*[0-9][0-9. '\x{a0}\x{202f}]*,[0-9]+\s*(?:[^\pL0-9,.\[\]]*|[A-Z]{3})$"
+"""A number with a comma, also one between thousands, and also beside signs such as `€` and `%`.
+
+One in square brackets is a range of PostgreSQL.
+"""
 _NESTED: Final = (list, tuple, dict)
 _SHOWABLE: Final = (-62_135_596_800, 253_402_300_800)
 """The seconds from 0001-01-01 to the end of 9999-12-31."""
@@ -169,7 +172,11 @@ def plain_type(column: pa.Array) -> pa.DataType:
     for pattern, arrow_type in PLAIN.items():
         if pc.all(pc.match_substring_regex(column, pattern)).as_py():
             return arrow_type
-    return pa.string()
+    return (
+        BIG_INTEGER
+        if pc.all(pc.match_substring_regex(column, r"^-?(0|[1-9][0-9]*)$")).as_py()
+        else pa.string()
+    )
 
 
 def decimals_of(column: pa.Array) -> frozenset[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,8 @@ from cairn.pipeline.types import GIVEN_VECTORS, staged_schema
 from cairn.pipeline.version import installed_version
 
 REJECTED_BATCH_ROWS = 65_536
+SHOWN_FAULTS: Final = 20
+"""Files whose front matter cannot be read that a warning names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +107,9 @@ class Scan:
 
 def _fault_warnings(faults: Sequence[tuple[SourceFile, str]]) -> Iterator[str]:
     if faults:
-        (file, fault), *others = faults
-        also = f" and of {len(others):,} more" if others else ""
-        yield f"the front matter of {file.name}{also} cannot be read and was left in the text: {fault}"
+        shown = "; ".join(f"{file.name}: {fault}" for file, fault in faults[:SHOWN_FAULTS])
+        more = f"; and {len(faults) - SHOWN_FAULTS:,} files more" if len(faults) > SHOWN_FAULTS else ""
+        yield f"front matter that cannot be read was left in the text: {shown}{more}"
 
 
 def scan_sources(

@@ -377,10 +377,11 @@ def _take(
 
 
 def _value_kinds(file: SourceFile, field: pa.Field) -> Sequence[str]:
-    """Return of which kinds the values of a column are; of CSV, all are texts."""
+    """Return of which kinds the values of a column are; in CSV, numbers may stand among texts."""
     own = kind_of(stored_type(field.type) or field.type) or ""
     kinds = (field.metadata or {}).get(KINDS, own.encode()).decode()
-    return kinds.split(", ") if kinds and ".csv" not in file.format.suffixes else ()
+    told = kinds.split(", ") if kinds else ()
+    return () if "texts" in told and ".csv" in file.format.suffixes else told
 
 
 def too_many_columns(num_new: int, num_stored: int) -> str | None:

@@ -65,7 +65,7 @@ FirstIngest = Literal["building", "empty", "unfinished", "damaged"]
 FIRST_INGEST: dict[FirstIngest, str] = {
     "building": "its first ingest has not finished yet; try again when it has",
     "empty": "it was created without a document; write some to it",
-    "unfinished": "its first ingest was stopped or failed; run `cairn ingest` again: it goes on where it was",
+    "unfinished": "its first ingest was stopped, or indexed no row; run `cairn ingest` again, which goes on",
     "damaged": "what stands in the place of its lock cannot be opened, or is no file; remove `.lock` from it",
 }
 """What to do about a collection of which nothing is published, by what became of its first ingest."""

@@ -29,6 +29,8 @@ def warnings_of(texts: Sequence[str], language: Language = "auto") -> tuple[str,
 
 def test_english_texts_ask_for_nothing() -> None:
     assert warnings_of([ENGLISH] * 3) == ()
+    in_markup = "{{< figure src=`/a.png` >}} **The** [[house]] (that we saw) #was == `not` | the :: one ||"
+    assert "got de, whose" in warnings_of([in_markup, in_markup, GERMAN])[0]
 
 
 def test_languages_that_a_model_does_not_know_are_named_with_what_helps() -> None:
@@ -49,6 +51,7 @@ def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps() -> None:
         "name": ["a", "b", None],
         "pieces": ["1.000", "12.500", None],
         "version": ["3.9", "3.10", "3.11"],
+        "range": ["[1,5)", "(2,7]", "[3,9)"],
     }
     rows = pa_dataset.dataset(pa.table({"doc_id": ["1", "2", "3"], "text": ["1,5"] * 3, **columns}))
     commas, mixed = column_warnings(rows)
@@ -58,6 +61,7 @@ def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps() -> None:
     assert "('price', such as '1,5')" in commas
     assert "('pieces', such as '1.000')" in commas
     assert "version" not in commas
+    assert "range" not in commas
     assert "'size', with 'n/a' among them" in mixed
     assert "zip" not in mixed
     assert "--metadata-columns" in commas

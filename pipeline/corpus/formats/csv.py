@@ -26,7 +26,16 @@ from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import FAULT, WITH_COMMA, Decimals, is_number, pc, plain_type, role_names
+from cairn.pipeline.corpus.columns import (
+    FAULT,
+    LONG_INTEGER,
+    WITH_COMMA,
+    Decimals,
+    is_number,
+    pc,
+    plain_type,
+    role_names,
+)
 from cairn.pipeline.corpus.formats.file_kind import TEXT
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
@@ -63,7 +72,7 @@ class CsvFormat(Format):
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read every row once for the columns and their types."""
-        decimals, with_commas, marked = Decimals(), Counter[str](), set[str]()
+        decimals, with_commas, marked, longs = Decimals(), Counter[str](), set[str](), set[str]()
 
         def parts() -> Iterator[Mapping[str, Sequence[pa.DataType]] | int | Undecoded]:
             for item in _batches(file, config, None):
@@ -81,7 +90,12 @@ class CsvFormat(Format):
                         for pattern, weight in ((WITH_COMMA, 2), (_WITH_SIGNS, -1)):
                             are_such = pc.match_substring_regex(columns[name], pattern)
                             with_commas[name] += weight * (pc.sum(are_such).as_py() or 0)
-                yield {name: [arrow_type] for name, arrow_type in types.items()}
+                    elif arrow_type == pa.int64() and _holds_long(columns[name]):
+                        longs.add(name)
+                yield {
+                    name: [arrow_type, *([LONG_INTEGER] if name in longs else [])]
+                    for name, arrow_type in types.items()
+                }
                 yield item.num_rows
 
         footer = learned_footer(file, parts(), decimals)
@@ -153,6 +167,11 @@ def _type_of(column: pa.Array) -> pa.DataType:
         return own
     are_null = pc.is_in(column, pa.array(_NULLS))
     return plain_type(pc.if_else(are_null, None, column)) if pc.any(are_null).as_py() else own
+
+
+def _holds_long(column: pa.Array) -> bool:
+    """Whether a column of whole numbers has one of more digits than a float keeps."""
+    return bool(pc.any(pc.match_substring_regex(column, "[0-9]{16}")).as_py())
 
 
 def _texts(values: Sequence[str | None]) -> pa.Array:

@@ -28,10 +28,11 @@ from email.errors import CloseBoundaryNotFoundDefect, InvalidBase64LengthDefect
 from email.message import EmailMessage
 from functools import cache, partial
 from itertools import chain, groupby, pairwise, product, zip_longest
+from math import hypot
 from pathlib import Path, PurePosixPath
 from string import ascii_uppercase
 from typing import Any, Final, NamedTuple, cast
-from unicodedata import combining, normalize
+from unicodedata import category, combining, normalize
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element
@@ -62,7 +63,7 @@ from cairn.pipeline.corpus.formats.paged import (
     UnreadableError,
     cleaned,
 )
-from cairn.pipeline.corpus.formats.right_to_left import text_in_reading_order
+from cairn.pipeline.corpus.formats.right_to_left import RIGHT_TO_LEFT, text_in_reading_order
 from cairn.pipeline.corpus.formats.text import DOCUMENT_SCHEMA, Document, TextFormat, without_pictures
 from typing_extensions import override
 
@@ -100,6 +101,9 @@ _ACCENTS: Final = dict(
     )
 )
 """Accents that stand by themselves, by what makes a letter of a letter and them."""
+_INDIC_BLANK: Final = re.compile("(?<=[\u0900-\u0dff]{2}) (?=\\S)")
+_PLACED: Final = re.compile(f"[{''.join(_ACCENTS)}{RIGHT_TO_LEFT}]|{_INDIC_BLANK.pattern}")
+"""What is read by the places of letters."""
 
 
 class PdfFormat(PagedFormat):
@@ -144,8 +148,13 @@ def _pdf_page(document: Any, index: int) -> str:
         page.close()  # what was filled in is content of the page once it is loaded again
         page = document[index]
     shown = page.get_textpage()
-    text = _accented(shown, cast("str", shown.get_text_range()))
-    text = _BULLET.sub("•", text_in_reading_order(shown, text).translate(_OF_TEX))
+    text = cast("str", shown.get_text_range())
+    if _PLACED.search(text):
+        letters = [chr(raw.FPDFText_GetUnicode(shown, place)) for place in range(shown.count_chars())]
+        _accent(shown, letters)
+        _drop_false_blanks(shown, letters)
+        text = text_in_reading_order(shown, letters)
+    text = _BULLET.sub("•", text.translate(_OF_TEX))
     text = _WORDS.sub(_joined, _PRINTED_HYPHEN.sub(_BROKEN, text))
     is_scan = not text.strip() and raw.FPDFPage_CountObjects(page) > 0
     shown.close()
@@ -155,16 +164,13 @@ def _pdf_page(document: Any, index: int) -> str:
     return text
 
 
-def _accented(page: Any, text: str) -> str:
-    """Return a text of PDFium with one letter for a letter and the accent that a page has over or below it.
+def _accent(page: Any, letters: list[str]) -> None:
+    """Make one letter of a letter and the accent that a page has over or below it.
 
     Where they stand tells an accent from an apostrophe, or a mark of code, that looks the same.
     """
-    accents = [place for place, each in enumerate(text) if each in _ACCENTS]
-    if not accents or page.count_chars() != len(text):
-        return text
-    letters = [*text]
-    for place in accents:
+    text = "".join(letters)
+    for place in [place for place, each in enumerate(letters) if each in _ACCENTS]:
         accent, near = _ACCENTS[text[place]], (place + 1, place - 1)
         if not (text[place - 1 : place] + text[place + 1 : place + 2]).strip():  # PDFium took it for a word
             near = range(len(text))
@@ -177,9 +183,35 @@ def _accented(page: Any, text: str) -> str:
             ):
                 letters[letter], letters[place] = whole, ""
                 break
-    return "".join(letters)
 
 
+def _drop_false_blanks(page: Any, letters: list[str]) -> None:
+    """Leave out blanks that PDFium sees within words of India, as Chrome writes them.
+
+    It tells all letters of a syllable with its first glyph, over which PDFium spreads them, and with none the
+    glyph of the vowel behind it.
+    """
+    from pypdfium2 import raw
+
+    for found in _INDIC_BLANK.finditer("".join(each or "\0" for each in letters)):
+        place = found.start()
+        if category(letters[place - 1]) != "Mc" or raw.FPDFText_IsGenerated(page, place) != 1:
+            continue
+        first, vowel, behind = (
+            page.get_charbox(each, loose=True) for each in (place - 2, place - 1, place + 1)
+        )
+        is_spread = abs((vowel[2] - vowel[0]) - (first[2] - first[0])) < _TOUCHING
+        matrix = raw.FS_MATRIX()
+        raw.FPDFText_GetMatrix(page, place - 1, matrix)
+        size = raw.FPDFText_GetFontSize(page, place - 1) * hypot(matrix.c, matrix.d)
+        if is_spread and behind[0] - vowel[2] < _VOWEL * size:
+            letters[place] = ""
+
+
+_VOWEL: Final = 0.4
+"""How much of the size of letters a vowel takes behind one at most; with a blank it is more."""
+_TOUCHING: Final = 0.05
+"""How many points two widths differ at most that are halves of one."""
 _ABOVE: Final = 230
 """What Unicode calls the place of an accent above a letter; those of accents below are less."""
 
@@ -389,13 +421,14 @@ class _Walk(NamedTuple):
             return start + (prefix if inner else "") + inner.replace(_GAP, " ") + "\n"
         if kind in ("r", "span") and inner:
             # Its paragraph joins neighbours: Word cuts a text into several runs.
+            click = element.find("{*}rPr/{*}hlinkClick")  # of PowerPoint
+            inner = inner if click is None else _linked(inner, self.links.get(_attribute(click, "id"), ""))
             inner = f"\2{inner}\3" if self._is_raised(element) else inner
             return f"\5{inner}\6" if self._is_struck(element) else inner
-        if kind in ("hyperlink", "a") and (text := inner.strip()) and "\n" not in inner:
-            address = self.links.get(_attribute(element, "id"), "") or _attribute(element, "href")
-            link = f"<{address}>" if text == address else f"[{text}]({address})"
-            is_within = address.startswith("#")  # as the lines of a table of contents are
-            return inner.replace(text, link) if address and not is_within else inner
+        if kind in ("hyperlink", "a"):
+            return _linked(
+                inner, self.links.get(_attribute(element, "id"), "") or _attribute(element, "href")
+            )
         if kind == "list-item":
             return f"{element.get(_MARK, '- ')}{inner}" if _has_own_text(element) else inner
         if kind in ("tc", "table-cell", "covered-table-cell"):
@@ -449,6 +482,14 @@ class _Walk(NamedTuple):
         if prefix.startswith("#"):
             return prefix
         return element.get(_MARK, prefix or ("- " if element.find("{*}pPr/{*}numPr") is not None else ""))
+
+
+def _linked(inner: str, address: str) -> str:
+    """Return a text with its address, but for one in the file, as the lines of a table of contents have."""
+    text = inner.strip()
+    if not text or not address or address.startswith("#") or "\n" in inner:
+        return inner
+    return inner.replace(text, f"<{address}>" if text == address else f"[{text}]({address})")
 
 
 def _with_line_through(struck: re.Match[str]) -> str:
@@ -712,8 +753,11 @@ def _list_styles(archive: _Archive, layout: str) -> _ListStyles:
 def _slide(archive: _Archive, styles: Callable[[str], _ListStyles], name: str) -> str:
     slide, others = archive.xml(name), (*_DRAWN, "notesSlide")
     _mark_bullets(slide, styles(archive.part("slideLayout", name) or ""))
-    parts = [archive.xml(part) for kind, part in archive.related(name).values() if kind in others]
-    texts = [_drawn(part) for part in (slide, *parts)]
+    parts = [part for kind, part in archive.related(name).values() if kind in others]
+    texts = [
+        _drawn(slide, archive.links(name)),
+        *(_drawn(archive.xml(part), archive.links(part)) for part in parts),
+    ]
     if not any(texts) and slide.find(".//{*}pic") is not None:
         raise PageWithoutText(_WITHOUT_TEXT)
     return "\n\n".join(filter(None, texts))
@@ -789,8 +833,8 @@ _COLUMNS: Final = ["".join(each) for size in (1, 2, 3) for each in product(ascii
 _DRAWN: Final = ("diagramData", "chart")
 
 
-def _drawn(part: Element) -> str:
-    return f"{_Walk().text(part)}{_series(part)}".strip()
+def _drawn(part: Element, links: Mapping[str, str] | None = None) -> str:
+    return f"{_Walk(links=links or {}).text(part)}{_series(part)}".strip()
 
 
 def _series(chart: Element) -> str:
@@ -818,9 +862,10 @@ class ExcelFormat(PagedFormat):
     def open(self, path: str) -> Opened:
         import python_calamine
 
-        file: Any = path
+        file, title = cast("Any", path), ""
         if is_zipfile(path):
             archive = _Archive(path)
+            title = archive.title(archive.part("core-properties") or "meta.xml")
             names = filter(_SHEET.fullmatch, archive.namelist())
             with_errors = archive.unpacked <= MAX_COPIED_BYTES
             sheets = {
@@ -846,7 +891,7 @@ class ExcelFormat(PagedFormat):
         if file is path and (num_formulas := _unstored(Path(path).read_bytes())):
             lost = f"the values of all its formulas, {num_formulas:,}, are empty, so they may never have been"
             pages.append(ValueError(f"{lost} computed; open it in a program for sheets and save it"))
-        return Opened("", pages)
+        return Opened(title, pages)
 
 
 def _unstored(raw: bytes) -> int:
@@ -1035,10 +1080,7 @@ def _object_name(element: Element) -> str:
 
 
 def _object(part: Element) -> str:
-    """Return the text of a formula, as it was written where that is kept, or of a chart."""
-    formula = part.find(".//{*}annotation")
-    if formula is not None:
-        return _line(formula.text or "")
+    """Return the text of a formula or chart."""
     if _name(part) != "math":
         return _line(_Walk(is_mixed=True).text(part))
     for each in part.iter():
@@ -1350,15 +1392,16 @@ def _of_base64(raw: bytes) -> bytes:
 
 
 def _unflowed(text: str, between: str) -> str:
-    """Return lines that end with a blank together with those they go on in; quoted ones stay."""
-    lines, goes_on = list[str](), False
+    """Return lines that end with a blank together with those of as many quote marks that they go on in."""
+    lines, before = list[str](), None
     for line in text.splitlines():
-        is_own = line.startswith(">") or line in ("", "-- ")
-        if goes_on and not is_own:
-            lines[-1] = f"{lines[-1][:-1]}{between}{line}"
+        own = line.lstrip(">")
+        marks, own = line[: len(line) - len(own)], own.removeprefix(" ")
+        if before == marks and own not in ("", "-- "):
+            lines[-1] = f"{lines[-1][:-1]}{between}{own}"
         else:
-            lines.append(line)
-        goes_on = line.endswith(" ") and not is_own
+            lines.append(f"{marks} {own}" if marks else own)
+        before = marks if own.endswith(" ") and own != "-- " else None
     return "\n".join(lines)
 
 

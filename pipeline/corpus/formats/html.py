@@ -191,7 +191,12 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
             if element.name != "aside"
             else not (has_content or _is_of_links(element))
         )
-        if not (is_own or element.find_parent([*_CONTENT])):
+        holders = [
+            each
+            for each in element.find_parents([*_CONTENT])
+            if each.name != "section" or not _holds_main(each)
+        ]
+        if not (is_own or holders):
             element.decompose()
     for code in page.find_all("pre"):
         for element in code.find_all("br"):
@@ -233,6 +238,11 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     )
 
 
+def _holds_main(section: Tag) -> bool:
+    """Whether a section is one of the page's layout, as in the theme of Read the Docs."""
+    return section.find(["main", "article"]) is not None or section.find(role="main") is not None
+
+
 def _words(text: object) -> str:
     return " ".join(str(text or "").split())
 
@@ -265,6 +275,8 @@ def _say_once(formula: Tag) -> None:
                 beside["alt"] = ""
     if tex is not None:
         formula.string = tex.get_text()
+    for other in formula.find_all(["annotation", "annotation-xml"]):  # which browsers do not show
+        other.decompose()
     for part in reversed(formula.find_all([*_SIGNS])):
         texts = [each.get_text().strip() for each in part.find_all(recursive=False)]
         sign = _SIGNS[part.name]

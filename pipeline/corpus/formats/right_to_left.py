@@ -12,12 +12,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_double
 from functools import partial
+from math import hypot
 from typing import Any, Final, NamedTuple
 from unicodedata import bidirectional, combining
 
-_LETTERS: Final = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc"
-_WORD: Final = re.compile(rf"\S*[{_LETTERS}]\S*")
-_OTHER_WORD: Final = re.compile(rf"(?<!\S)[^\s{_LETTERS}]*[^\W\d{_LETTERS}][^\s{_LETTERS}]*(?!\S)")
+RIGHT_TO_LEFT: Final = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc"
+_WORD: Final = re.compile(rf"\S*[{RIGHT_TO_LEFT}]\S*")
+_OTHER_WORD: Final = re.compile(
+    rf"(?<!\S)[^\s{RIGHT_TO_LEFT}]*[^\W\d{RIGHT_TO_LEFT}][^\s{RIGHT_TO_LEFT}]*(?!\S)"
+)
+_RUN: Final = re.compile(rf"[{RIGHT_TO_LEFT}]+(?: [{RIGHT_TO_LEFT}]+)*")
 _DIGITS: Final = "[0-9\u0660-\u0669\u06f0-\u06f9]+"
 _NUMBER: Final = re.compile(rf"[#$€₪%°]*{_DIGITS}(?:[.,:/+-]{_DIGITS})*[#$€₪%°]*")
 _NUMBER_OF_ARABIC: Final = re.compile(rf"{_DIGITS}(?:[.,:/]{_DIGITS})*")
@@ -44,22 +48,26 @@ class _Character(NamedTuple):
 
 
 class _Line(NamedTuple):
+    """A line of PDFium, with its characters, all of them and those that are no blanks of PDFium."""
+
     text: str
     base: float
     size: float
     characters: list[_Character]
+    placed: list[_Character]
 
 
-def text_in_reading_order(page: Any, text: str) -> str:
-    """Return the text of a page of PDFium with its lines as they are read; ``text`` is that of PDFium."""
+def text_in_reading_order(page: Any, letters: Sequence[str]) -> str:
+    """Return the text of a page of PDFium with its lines as they are read; ``letters`` are its characters."""
+    text = "".join(letters).translate(_HYPHEN)
     if not _WORD.search(text):
         return text
     is_page_such = _surplus(text) > 0
     lines = list[_Line]()
-    for line in _lines(page):
+    for line in _lines(page, letters):
         # As many words of others are read as the page is.
         if _surplus(line.text) + is_page_such <= 0 or not _is_level(line):
-            lines.append(line._replace(characters=[]))
+            lines.append(line._replace(characters=[], text=_with_runs_in_order(line)))
         elif lines and lines[-1].characters and abs(line.base - lines[-1].base) < _SAME_LINE * line.size:
             lines[-1].characters.extend(line.characters)
         else:
@@ -69,6 +77,19 @@ def text_in_reading_order(page: Any, text: str) -> str:
     read = ([_as_read(each, mirrored) for each in shown] for mirrored in (_MIRRORED, {}))
     likely = max(read, key=lambda each: len(_PAIR.findall("\n".join(each))))
     return "\n".join(_paired(each) or line.text for each, line in zip(likely, lines, strict=True))
+
+
+def _with_runs_in_order(line: _Line) -> str:
+    """Return the text of a line of other scripts with what it has from right to left as it is read."""
+
+    def in_order(run: re.Match[str]) -> str:
+        placed = [each for each in line.placed[run.start() : run.end()] if each.text.strip()]
+        rights = [each.right for each in placed]
+        return (
+            run[0] if sorted(rights, reverse=True) == rights else _as_read(_as_shown(placed, line.size), {})
+        )
+
+    return _RUN.sub(in_order, line.text)
 
 
 def _is_level(line: _Line) -> bool:
@@ -85,25 +106,27 @@ def _surplus(text: str) -> int:
     return num_words - len(_OTHER_WORD.findall(text)) if num_words else -len(text)
 
 
-def _lines(page: Any) -> Iterator[_Line]:
+def _lines(page: Any, letters: Sequence[str]) -> Iterator[_Line]:
     from pypdfium2 import raw
 
-    text, base, size, characters = "", 0.0, 0.0, list[_Character]()
-    for index in range(raw.FPDFText_CountChars(page)):
-        shown = chr(raw.FPDFText_GetUnicode(page, index)).translate(_HYPHEN)
+    text, base, size, characters, placed = "", 0.0, 0.0, list[_Character](), list[_Character]()
+    for index, letter in enumerate(letters):
+        shown = letter.translate(_HYPHEN)
         if shown == "\n":
-            yield _Line(text, base, size, characters)
-            text, size, characters = "", 0.0, []
-        elif shown != "\r":
-            box, x, y = raw.FS_RECTF(), c_double(), c_double()
+            yield _Line(text, base, size, characters, placed)
+            text, size, characters, placed = "", 0.0, [], []
+        elif shown not in ("", "\r"):
+            box, x, y, matrix = raw.FS_RECTF(), c_double(), c_double(), raw.FS_MATRIX()
+            raw.FPDFText_GetMatrix(page, index, byref(matrix))
             raw.FPDFText_GetLooseCharBox(page, index, byref(box))
             raw.FPDFText_GetCharOrigin(page, index, byref(x), byref(y))
             base, size = (base, size) if text else (y.value, 0.0)
-            size = max(size, raw.FPDFText_GetFontSize(page, index))
+            size = max(size, raw.FPDFText_GetFontSize(page, index) * hypot(matrix.c, matrix.d))
             text += shown
+            placed.append(_Character(box.right, box.left, shown))
             if shown.strip() or box.right - box.left > _GAP:  # and is no blank that PDFium adds
-                characters.append(_Character(box.right, box.left, shown))
-    yield _Line(text, base, size, characters)
+                characters.append(placed[-1])
+    yield _Line(text, base, size, characters, placed)
 
 
 def _as_shown(characters: Sequence[_Character], size: float) -> str:
@@ -141,7 +164,7 @@ def _as_read(shown: str, mirrored: Mapping[int, int]) -> str:
         if found:
             stop = found.end()
         elif bidirectional(shown[start]) == "L":
-            of_others = re.compile(rf"[^{_LETTERS}]*[^\W{_LETTERS}]").match(shown, start)
+            of_others = re.compile(rf"[^{RIGHT_TO_LEFT}]*[^\W{RIGHT_TO_LEFT}]").match(shown, start)
             stop = of_others.end() if of_others else stop
             is_open = any(
                 sum(map(shown[start:stop].count, pair)) % 2

@@ -177,7 +177,8 @@ class MarkdownFormat(TextFormat):
         is_title = isinstance(named, str | int | float) and not isinstance(named, bool)
         title = str(named).strip() if is_title else ""
         text = without_pictures(text)
-        title = title or heading(text[:TITLE_CHARACTERS_READ])
+        # A block that cannot be read looks like a heading.
+        title = title or heading(text[front.block_end : front.block_end + TITLE_CHARACTERS_READ])
         return Document(title, text, front.values, encoding)
 
 
@@ -216,11 +217,12 @@ def heading(text: str) -> str:
 
 
 class FrontMatter(NamedTuple):
-    """The keys of a file's front matter, where its text begins, and why a block could not be read."""
+    """The keys of a file's front matter, where its text begins, why a block cannot be read, and its end."""
 
     values: Mapping[str, Any]
     text_start: int
     fault: str | None = None
+    block_end: int = 0
 
 
 def read_front_matter(text: str) -> FrontMatter:
@@ -232,6 +234,7 @@ def read_front_matter(text: str) -> FrontMatter:
     """
     head = text[:FRONT_MATTER_CHARACTERS]
     found = _BLOCK.match(head)
+    end = found.end() if found else 0
     try:
         if head[:1] == "{":
             keyed, end = _json(head)
@@ -239,11 +242,10 @@ def read_front_matter(text: str) -> FrontMatter:
             return FrontMatter({}, 0)
         else:
             keyed = _yaml(found["yaml"]) if found["toml"] is None else _toml(found["toml"])
-            end = found.end()
     except RecursionError:
-        return FrontMatter({}, 0, "it is nested too deeply")
+        return FrontMatter({}, 0, "it is nested too deeply", end)
     except (yaml.YAMLError, tomllib.TOMLDecodeError, TwiceError) as error:
-        return FrontMatter({}, 0, _fault(error))
+        return FrontMatter({}, 0, _fault(error), end)
     return FrontMatter({}, 0) if keyed is None else _checked(keyed, end)
 
 
@@ -251,7 +253,7 @@ def _checked(keyed: Mapping[str, Any], text_start: int) -> FrontMatter:
     for key in keyed:
         if not (0 < len(key) <= MAX_KEY_CHARACTERS and key.isprintable() and is_utf8(key)):
             fault = f"a key must be printable text of at most {MAX_KEY_CHARACTERS} characters"
-            return FrontMatter({}, 0, fault)
+            return FrontMatter({}, 0, fault, text_start)
     names = _OWN_NAMES | ({"title"} if isinstance(keyed.get("title"), dict | list) else set())
     values = {f"front_matter_{key}" if key in names else key: value for key, value in keyed.items()}
     return FrontMatter(values, text_start)

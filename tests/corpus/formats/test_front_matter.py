@@ -146,7 +146,7 @@ def test_a_key_that_stands_twice_is_warned_of_and_stays_in_the_text(tmp_path: Pa
     text = "---\ntitle: one\ntitle: two\n---\nbody"
     write(tmp_path, a=text)
     [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
-    assert warning.endswith("left in the text: line 3: key 'title' stands twice")
+    assert warning.endswith("left in the text: " + f"{tmp_path}/a.md: line 3: key 'title' stands twice")
     assert read(tmp_path)[0][0]["text"] == text
 
 
@@ -158,7 +158,7 @@ def test_json_with_a_key_that_stands_twice_is_warned_of_and_is_text(tmp_path: Pa
     write(tmp_path, a=text)
     [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
     assert warning.endswith(
-        "a.md cannot be read and was left in the text: key 'year' stands twice in an object"
+        "was left in the text: " + f"{tmp_path}/a.md: key 'year' stands twice in an object"
     )
     assert read(tmp_path)[0][0]["text"] == text
 
@@ -217,10 +217,10 @@ def test_broken_yaml_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
     write(tmp_path, a=broken, b=broken, c="---\nmeta: {a: 1}\nempty:\nno: []\n---\nx", d="---\nx: 1\n---\n\n")
     scan = scan_sources([str(tmp_path)], CorpusConfig())
     first, second, third = scan.warnings
-    assert first == (
-        f"the front matter of {tmp_path}/a.md and of 1 more cannot be read and was left in the text: "
-        "line 2: mapping values are not allowed here; put a value with a colon into quotes"
-    )
+    told = "line 2: mapping values are not allowed here; put a value with a colon into quotes"
+    told = "; ".join(f"{tmp_path}/{name}.md: {told}" for name in "ab")
+    assert first == f"front matter that cannot be read was left in the text: {told}"
+    assert read(tmp_path)[0][0]["title"] == "Head"
     assert second == (
         f"column 'meta' of {tmp_path}/c.md cannot be stored: it holds objects or nested lists, or "
         "aliases; it is left out"
