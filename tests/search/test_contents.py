@@ -100,11 +100,8 @@ def test_search_within_a_restriction_is_the_search_with_both_filters(searcher: S
     both = OWN if filters is None else {"type": "and", "filters": [OWN, filters]}
     found = searcher.search("granite", top_k=200, filters=filters, restriction=OWN)
     assert found == searcher.search("granite", top_k=200, filters=both)
-
-
-def test_filter_of_the_deepest_kind_still_fits_beside_a_restriction(searcher: Searcher) -> None:
     deep = {"type": "gte", "key": "year", "value": 1990}
-    for _ in range(7):
+    for _ in range(7):  # as deep as a filter may be alone
         deep = {"type": "or", "filters": [deep]}
     assert searcher.search("granite", filters=deep, restriction=OWN).hits
 

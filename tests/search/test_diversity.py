@@ -78,6 +78,8 @@ def test_grouped_answer_is_the_whole_ranking_without_what_is_too_much(
             expected.append(hit.doc_id)
     found = ids_of(searcher, query, top_k=10, group_by=column, group_size=size)
     assert found == expected[:10]
+    options: dict[str, Any] = {"top_k": 10, "group_by": column, "group_size": size}
+    assert sorted(ids_of(searcher, query, **options, max_characters=100_000)) == sorted(found)
 
 
 def test_grouped_answer_is_filled_beyond_the_first_candidates(searcher: Searcher) -> None:
@@ -107,12 +109,6 @@ def test_pages_of_a_diversified_ranking_are_those_of_one_answer(searcher: Search
     ]
     assert pages == whole
     assert len(whole) == len(set(whole)) == 20
-
-
-def test_budget_of_characters_is_spent_on_the_documents_chosen(searcher: Searcher) -> None:
-    options: dict[str, Any] = {"top_k": 3, "group_by": "cluster_id"}
-    chosen = ids_of(searcher, QUERIES[0], **options)
-    assert sorted(ids_of(searcher, QUERIES[0], **options, max_characters=100_000)) == sorted(chosen)
 
 
 def test_marginal_relevance_of_1_is_the_ranking_and_less_is_more_diverse(searcher: Searcher) -> None:

@@ -183,11 +183,6 @@ def test_filter_waits_for_no_search_that_reads_its_column(
         assert filtered_ids(opened, tree) == expected
 
 
-def test_microsecond_literal_on_nanosecond_column_out_of_range_is_refused(generation: Generation) -> None:
-    with pytest.raises(FilterError, match="1678 and 2262"):
-        filtered_ids(generation, leaf("lt", "made_at", "2300-01-01T00:00:00"))
-
-
 NASTY_TEXT = st.one_of(
     st.sampled_from(
         [
@@ -272,16 +267,6 @@ def test_any_tree_finds_exactly_what_python_finds(
     assert filtered_ids(generation, tree) == [row["doc_id"] for row in rows if matches(tree, row)]
 
 
-@pytest.mark.parametrize(
-    "text", ["x' OR 1=1 --", "' OR ''='", "length(repeat(doc_id,1000000))>0", "1=1", "`"]
-)
-def test_injection_like_string_is_a_plain_value(
-    generation: Generation, text: str, rows: list[dict[str, Any]]
-) -> None:
-    assert filtered_ids(generation, leaf("eq", "doc_id", text)) == []
-    assert filtered_ids(generation, leaf("ne", "doc_id", text)) == [row["doc_id"] for row in rows]
-
-
 def nested(depth: int) -> dict[str, Any]:
     tree = leaf("eq", "year", 1)
     for _ in range(depth - 1):
@@ -312,7 +297,6 @@ def deep_list(depth: int) -> list[Any]:
         (leaf("in", "sizes", ["a"]), "must be a number"),
         (leaf("gt", "sizes", 1), "holds lists"),
         ({"type": "is_null", "key": "year", "value": 1}, "exactly the fields"),
-        ({"type": "is_null", "key": "yaer"}, "must be one of doc_id"),
         ({"type": "like", "key": "lang", "value": "x"}, "must be one of eq"),
         ({"type": ["eq"], "key": "lang", "value": "x"}, "must be one of eq"),
         ({"type": "eq", "key": "lang"}, "exactly the fields"),
@@ -322,18 +306,14 @@ def deep_list(depth: int) -> list[Any]:
         (leaf("eq", "vector", 1), "must be one of doc_id"),
         (leaf("eq", "text", "x"), "must be one of doc_id"),
         (leaf("eq", "tags", "a"), "holds lists and must be asked with contains"),
-        (leaf("eq", "_rowid", 1), "must be one of doc_id"),
         (leaf("eq", "content_sha256", "x"), "must be one of doc_id"),
-        (leaf("eq", "year; DROP", 1), "must be one of doc_id"),
         (leaf("eq", {"a": 1}, 1), "must be one of doc_id"),
         (leaf("eq", "year", "1993"), "must be a number"),
         (leaf("eq", "year", True), "must be a number"),
         (leaf("eq", "year", None), "must be a number"),
         (leaf("eq", "year", float("nan")), "finite"),
-        (leaf("eq", "year", float("inf")), "finite"),
         (leaf("eq", "year", 2**63), "64 bits"),
         (leaf("eq", "year", 10**5000), "64 bits"),
-        (leaf("lte", "price", 10**5000), "64 bits"),
         (leaf("gt", "price", -(2**63) - 1), "64 bits"),
         (leaf("eq", "year", deep_list(5000)), "must be a number"),
         (leaf("eq", "lang", 1), "must be a string"),
@@ -352,7 +332,6 @@ def deep_list(depth: int) -> list[Any]:
         (leaf("in", "year", [1993, "x"]), "must be a number"),
         (nested(9), "8 levels"),
         (nested(10_000), "8 levels"),
-        ({"type": "and", "filters": [leaf("eq", "year", i) for i in range(256)]}, "256 nodes"),
         ({"type": "and", "filters": [{"year": i} for i in range(256)]}, "256 nodes"),
     ],
 )
@@ -360,6 +339,16 @@ def test_violation_is_one_sentence(generation: Generation, tree: Any, word: str)
     with pytest.raises(FilterError, match=word) as caught:
         compile_filter(tree, generation.document_schema)
     assert len(str(caught.value)) < 400
+
+
+def test_values_at_the_limits_are_taken_and_one_that_the_column_cannot_hold_is_not(
+    generation: Generation,
+) -> None:
+    wide = [*(leaf("eq", "year", i) for i in range(254)), leaf("in", "year", list(range(1000)))]
+    for tree in ({"type": "or", "filters": wide}, nested(8), leaf("eq", "doc_id", "x' OR 1=1 --")):
+        assert filtered_ids(generation, tree) == []
+    with pytest.raises(FilterError, match="1678 and 2262"):
+        filtered_ids(generation, leaf("lt", "made_at", "2300-01-01T00:00:00"))
 
 
 @pytest.mark.parametrize(
@@ -441,13 +430,15 @@ def test_column_that_is_named_type_is_no_order(tree: dict[str, Any]) -> None:
     assert text_order_warnings(tree, schema) == []
 
 
-def test_limits_themselves_are_allowed(generation: Generation) -> None:
-    wide = {
-        "type": "or",
-        "filters": [leaf("eq", "year", i) for i in range(254)] + [leaf("in", "year", list(range(1000)))],
-    }
-    assert filtered_ids(generation, wide) == []
-    assert filtered_ids(generation, nested(8)) == []
+def test_order_of_texts_against_a_number_is_told(searcher: Searcher) -> None:
+    for expression, told in (
+        ("Odd name>9", True),
+        ("Odd name=9", False),
+        ("Odd name>o1", False),
+        ("year>1", False),
+    ):
+        tree = parse_filter([expression], searcher.generation.document_schema)
+        assert [*map(type, searcher.search("slate", filters=tree).warnings)] == [str] * told
 
 
 def test_filterable_columns_are_the_stored_ones_and_comparable_metadata(generation: Generation) -> None:
@@ -495,17 +486,8 @@ SCHEMA = pa.schema(
 )
 def test_parse_filter_reads_the_value_by_its_column(expression: str, tree: dict[str, Any]) -> None:
     assert parse_filter([expression], SCHEMA) == tree
-
-
-def test_parse_filter_of_several_requires_all() -> None:
-    assert parse_filter(["year>1", "lang=de"], SCHEMA) == {
-        "type": "and",
-        "filters": [leaf("gt", "year", 1), leaf("eq", "lang", "de")],
-    }
-
-
-def test_parse_filter_of_none_is_none() -> None:
-    assert parse_filter([], SCHEMA) is None
+    both = {"type": "and", "filters": [tree, leaf("eq", "lang", "de")]}
+    assert (parse_filter([expression, "lang=de"], SCHEMA), parse_filter([], SCHEMA)) == (both, None)
 
 
 @pytest.mark.parametrize(
@@ -533,14 +515,3 @@ def test_parse_filter_of_none_is_none() -> None:
 def test_parse_filter_of_nonsense_is_refused(expression: str) -> None:
     with pytest.raises(FilterError):
         parse_filter([expression], SCHEMA)
-
-
-def test_order_of_texts_against_a_number_is_told(searcher: Searcher) -> None:
-    tree = searcher_filter(searcher, ["Odd name>9"])
-    assert "letter by letter" in searcher.search("slate", filters=tree).warnings[0]
-    for quiet in (["Odd name=9"], ["Odd name>o1"], ["year>1993"]):
-        assert searcher.search("slate", filters=searcher_filter(searcher, quiet)).warnings == ()
-
-
-def searcher_filter(searcher: Searcher, expressions: list[str]) -> dict[str, Any] | None:
-    return parse_filter(expressions, searcher.generation.document_schema)

@@ -16,11 +16,8 @@ from hypothesis.extra.numpy import arrays
 def test_scale_begins_at_the_lowest_where_none_passes_the_floor() -> None:
     scores = np.array([2.0, 4.0, 3.0])
     assert Scale.of(scores, floor=9.0).apply(scores).tolist() == [0.0, 1.0, 0.5]
-
-
-def test_scale_of_equal_scores_maps_all_to_one() -> None:
-    scores = np.array([0.3, 0.3])
-    assert Scale.of(scores, floor=0.3).apply(scores).tolist() == [1.0, 1.0]
+    equal = np.array([0.3, 0.3])
+    assert Scale.of(equal, floor=0.3).apply(equal).tolist() == [1.0, 1.0]
 
 
 def test_query_that_the_model_does_not_know_is_ranked_by_words_where_they_are_found() -> None:
@@ -67,12 +64,7 @@ def test_max_sim_is_a_fifth_of_a_documents_score_beside_bm25_and_half_of_a_passa
     max_sim = np.array([1.0, 0.0, 0.5])
     assert late.documents(scores, max_sim) == pytest.approx((2 * scores + max_sim / 2) / 2.5)
     assert late.passages(scores, max_sim) == pytest.approx((scores + max_sim) / 2)
-
-
-def test_max_sim_is_half_of_every_score_without_bm25() -> None:
-    cosines = np.array([0.5, 0.9, 0.1])
-    late = LateFusion.of(cosines, None, average_chunk=0.1)
-    max_sim = np.array([1.0, 0.0, 0.5])
+    alone = LateFusion.of(dense, None, average_chunk=0.1)  # without BM25 it is half of every score
     expected = (np.array([0.5, 1.0, 0.0]) + max_sim) / 2
-    assert late.documents(cosines, max_sim) == pytest.approx(expected)
-    assert late.passages(cosines, max_sim) == pytest.approx(expected)
+    assert alone.documents(dense, max_sim) == pytest.approx(expected)
+    assert alone.passages(dense, max_sim) == pytest.approx(expected)

@@ -47,20 +47,6 @@ def collection(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path
     return open_collection("c", root=folder / "root")
 
 
-@pytest.mark.parametrize("hybrid", [True, False])
-@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
-def test_search_with_token_vectors_ranks_by_scores_of_at_most_one(
-    collection: Collection, granularity: Any, hybrid: bool
-):
-    hits = collection.search(QUERY, granularity=granularity, hybrid=hybrid, top_k=30).hits
-    scores = [hit.score for hit in hits]
-
-    assert len(hits) == 30
-    assert scores == sorted(scores, reverse=True)
-    assert scores[0] <= 1.0 + 1e-9
-    assert all("late" in hit.scores for hit in hits)
-
-
 def test_search_without_late_is_as_before_token_vectors(collection: Collection):
     hits = collection.search(QUERY, late=False, hybrid=False).hits
     searcher = Searcher(collection.layout, _Plain(open_generation(collection.layout)))
@@ -68,6 +54,7 @@ def test_search_without_late_is_as_before_token_vectors(collection: Collection):
 
     assert [(hit.doc_id, hit.score) for hit in hits] == [(hit.doc_id, hit.score) for hit in expected]
     assert all("late" not in hit.scores for hit in hits)
+    assert all(passage.highlights == () for hit in hits for passage in hit.passages)
 
 
 class _Plain:
@@ -93,26 +80,31 @@ class _Plain:
         {"max_characters": 90, "chunk_tokens": 16},
         {"passages": 0},
         {"top_k": 1},
+        *(
+            {"granularity": granularity, "hybrid": hybrid, "top_k": 30}
+            for granularity in ("document", "chunk", "both")
+            for hybrid in (True, False)
+        ),
     ],
 )
 def test_search_with_any_option_is_judged_too(collection: Collection, options: dict[str, Any]):
-    hits = collection.search(QUERY, **options).hits
+    found, other = collection.search_batch([QUERY, "cat on the mat"], **options)
+    hits, scores = found.hits, [hit.score for hit in found.hits]
 
-    assert hits
+    assert found == collection.search(QUERY, **options)
+    assert other == collection.search("cat on the mat", **options)
+    assert scores == sorted(scores, reverse=True)
+    assert 0 < len(hits) <= 30
+    assert scores[0] <= 1.0 + 1e-9
     assert all("late" in hit.scores for hit in hits)
+    for passage in (passage for hit in hits for passage in hit.passages):
+        for each in passage.highlights:
+            assert passage.start_char <= each.start_char < each.end_char <= passage.end_char
     if "filters" in options:
         assert all(hit.metadata["year"] >= 2_020 for hit in hits)
     if options.get("max_characters"):
         passages = [passage for hit in hits for passage in hit.passages]
         assert sum(passage.end_char - passage.start_char for passage in passages) <= options["max_characters"]
-
-
-@pytest.mark.parametrize("query", ["the", "日本語 ☃", "old stone " * 700, "?!", "x" * 3_000])
-def test_query_of_stop_words_unknown_characters_or_great_length_is_answered(
-    collection: Collection, query: str
-):
-    assert collection.search(query).hits
-    assert collection.search(query, hybrid=False).hits
 
 
 @pytest.mark.parametrize("query", ["日本語 ☃", "👩\u200d👧", "?!"])
@@ -125,6 +117,8 @@ def test_query_without_a_word_that_the_model_knows_is_ranked_by_vectors_and_says
     assert found.hits
     assert all("late" not in hit.scores for hit in found.hits)
     assert collection.search(QUERY).warnings == ()
+    for other in (query, "the", "old stone " * 700, "x" * 3_000):
+        assert collection.search(other, hybrid=False).hits
 
 
 def _collection_of(texts: list[str], root: Path, model: Path) -> Collection:
@@ -165,15 +159,6 @@ def test_budget_that_no_passage_fits_names_the_smallest_that_gives_one(collectio
     assert collection.search(QUERY, max_characters=smallest).hits
 
 
-def test_batch_answers_as_single_queries_do(collection: Collection):
-    queries = [QUERY, "river sea", "cat on the mat"]
-    batch = collection.search_batch(queries)
-
-    for query, found in zip(queries, batch, strict=True):
-        alone = collection.search(query)
-        assert [hit.doc_id for hit in found.hits] == [hit.doc_id for hit in alone.hits]
-
-
 def test_highlights_are_words_of_the_passage_that_answer_words_of_the_query(collection: Collection):
     hits = collection.search("old, STONE path").hits
     passages = [passage for hit in hits for passage in hit.passages]
@@ -190,20 +175,6 @@ def test_highlights_are_words_of_the_passage_that_answer_words_of_the_query(coll
         starts = [each.start_char for each in passage.highlights]
         assert starts == sorted(starts)
         assert sum(each.weight for each in passage.highlights) <= 1.0 + 1e-6
-
-
-def test_highlights_of_a_joined_passage_stand_in_its_text(collection: Collection):
-    hits = collection.search(QUERY, max_characters=900, chunk_tokens=16).hits
-
-    for passage in (passage for hit in hits for passage in hit.passages):
-        for each in passage.highlights:
-            assert passage.start_char <= each.start_char < each.end_char <= passage.end_char
-
-
-def test_highlights_are_absent_without_token_vectors(collection: Collection):
-    hits = collection.search(QUERY, late=False).hits
-
-    assert all(passage.highlights == () for hit in hits for passage in hit.passages)
 
 
 def test_command_line_names_the_strongest_word_first_and_those_of_the_title() -> None:
@@ -336,19 +307,14 @@ def test_highlights_are_whole_words_with_their_marks_whichever_token_holds_the_s
     assert set(words_of(TEXT, found_by(late_folder, tmp_path, TEXT, TEXT).highlights)) == WORDS
 
 
-def test_a_passage_of_several_pages_is_on_the_one_that_answers(late_folder: Path, tmp_path: Path):
-    text = PAGE_BREAK.join(["granite", TEXT, "chalk"])
-    teach_words(late_folder, text)
-
-    assert found_by(late_folder, tmp_path, TEXT, text).page == "page 2"
-
-
-def test_a_passage_is_on_the_page_of_the_word_itself_and_not_of_one_like_it(
+def test_a_passage_of_several_pages_is_on_the_one_of_the_word_itself_and_not_of_one_like_it(
     late_folder: Path, tmp_path: Path
 ):
     text = PAGE_BREAK.join(["the stoneriver", "mountain", "the stoneold path"])
-
-    assert found_by(late_folder, tmp_path, "stoneold", text).page == "page 3"
+    assert found_by(late_folder, tmp_path / "words", "stoneold", text).page == "page 3"
+    text = PAGE_BREAK.join(["granite", TEXT, "chalk"])
+    teach_words(late_folder, text)
+    assert found_by(late_folder, tmp_path / "texts", TEXT, text).page == "page 2"
 
 
 def test_ideographs_are_words_of_their_own(late_folder: Path, tmp_path: Path):

@@ -77,13 +77,6 @@ def test_documents_follow_their_best_passage() -> None:
     assert found.generation == 4
 
 
-def test_ties_keep_the_first_order() -> None:
-    assert [
-        hit.doc_id
-        for hit in reranked(answer([".5"], [".5"], [".5"]), ByNumber(), SearchOptions(top_k=3)).hits
-    ] == ["d0", "d1", "d2"]
-
-
 def test_budget_takes_the_best_passages_of_all() -> None:
     found = reranked(
         answer([".2", ".7"], [".6", ".9"], [".8"]), ByNumber(), SearchOptions(top_k=2, max_characters=30)
@@ -92,15 +85,20 @@ def test_budget_takes_the_best_passages_of_all() -> None:
     assert shown(reranked(answer([".2"]), ByNumber(), SearchOptions(max_characters=9))) == []
 
 
-def test_spans_only_are_asked_for_without_passages() -> None:
-    assert shown(reranked(answer([".2"], [".3"]), ByNumber(), SearchOptions(passages=0))) == [
-        ("d1", []),
-        ("d0", []),
-    ]
-
-
-def test_nothing_found_stays_nothing() -> None:
-    assert reranked(answer(), ByNumber(), SearchOptions()).hits == ()
+@pytest.mark.parametrize(
+    ("documents", "passages", "expected"),
+    [
+        ([[".5"], [".5"], [".5"]], 3, [("d0", [".5"]), ("d1", [".5"]), ("d2", [".5"])]),
+        ([[".2"], [".3"]], 0, [("d1", []), ("d0", [])]),
+        ([], 3, []),
+    ],
+    ids=["ties", "spans alone", "nothing"],
+)
+def test_ties_keep_their_order_and_no_passages_are_shown_where_none_are_asked_for(
+    documents: list[list[str]], passages: int, expected: list[tuple[str, list[str]]]
+) -> None:
+    options = SearchOptions(passages=passages)
+    assert shown(reranked(answer(*documents), ByNumber(), options)) == expected
 
 
 @pytest.mark.parametrize(

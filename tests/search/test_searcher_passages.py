@@ -76,36 +76,23 @@ def test_passages_are_the_best_windows_that_do_not_overlap(
         )
 
 
-def test_passages_are_spans_of_the_text(stones: Stones, searcher: Searcher) -> None:
-    for hit in searcher.search(QUERY, passages=50).hits:
-        text = stones.rows[stones.index_of(hit.doc_id)]["text"]
-        assert [p.text for p in hit.passages] == [text[p.start_char : p.end_char] for p in hit.passages]
-
-
-def test_passages_of_single_landmarks_cover_the_document(stones: Stones, searcher: Searcher) -> None:
-    for hit in searcher.search(QUERY, chunk_tokens=64, passages=50).hits:
-        assert (
-            sorted((p.start_char, p.end_char) for p in hit.passages)
-            == stones.spans[stones.index_of(hit.doc_id)]
-        )
-
-
-def test_passages_by_default_have_128_tokens(searcher: Searcher) -> None:
-    assert searcher.search(QUERY) == searcher.search(QUERY, chunk_tokens=128)
-
-
-def test_chunk_tokens_moves_no_document(searcher: Searcher) -> None:
-    rankings = [searcher.search(QUERY, chunk_tokens=chunk_tokens).hits for chunk_tokens in (64, 128, 640)]
-    assert [[(hit.doc_id, hit.score) for hit in hits] for hits in rankings[1:]] == [
-        [(h.doc_id, h.score) for h in rankings[0]]
-    ] * 2
-
-
-def test_passages_zero_returns_none(searcher: Searcher) -> None:
-    assert all(hit.passages == () for hit in searcher.search(QUERY, passages=0).hits)
-
-
-def test_first_passage_of_one_landmark_scores_what_the_chunk_part_says(searcher: Searcher) -> None:
+def test_passages_of_any_size_are_spans_of_the_text_and_move_no_document(
+    stones: Stones, searcher: Searcher
+) -> None:
+    whole = searcher.search(QUERY)
+    assert whole == searcher.search(QUERY, chunk_tokens=128)
+    for options in ({"chunk_tokens": 64, "passages": 50}, {"chunk_tokens": 640}, {"passages": 0}):
+        found = searcher.search(QUERY, **options).hits
+        assert [(hit.doc_id, hit.score) for hit in found] == [(hit.doc_id, hit.score) for hit in whole.hits]
+        for hit in found:
+            spans, text = (
+                [(p.start_char, p.end_char) for p in hit.passages],
+                stones.rows[stones.index_of(hit.doc_id)]["text"],
+            )
+            assert [p.text for p in hit.passages] == [text[start:end] for start, end in spans]
+            assert bool(spans) == (options.get("passages") != 0)
+            if options.get("chunk_tokens") == 64:  # single landmarks
+                assert sorted(spans) == stones.spans[stones.index_of(hit.doc_id)]
     for hit in searcher.search(QUERY, granularity="chunk", chunk_tokens=64, hybrid=False).hits:
         assert hit.passages[0].score == hit.passages[0].scores["chunk"] == hit.scores["chunk"]
 
@@ -197,9 +184,6 @@ def test_passages_within_a_budget_never_touch(searcher: Searcher) -> None:
         spans = sorted((p.start_char, p.end_char) for p in hit.passages)
         assert all(end < start for (_, end), (start, _) in pairwise(spans))
         assert all(p.text for p in hit.passages)
-
-
-def test_a_budget_is_spent_on_top_k_documents_at_most(searcher: Searcher) -> None:
     assert len(searcher.search(QUERY, max_characters=100_000, top_k=3).hits) == 3
 
 

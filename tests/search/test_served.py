@@ -45,7 +45,7 @@ def while_encoding(encoder, monkeypatch: pytest.MonkeyPatch, act: Callable[[], A
     monkeypatch.setattr(encoder, "encode_queries", encode_once)
 
 
-def test_search_begun_before_a_publication_answers_from_its_generation(
+def test_what_happens_before_the_vectors_come_tears_no_answer_and_ends_nothing(
     layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = publish(layout, 12)
@@ -54,27 +54,11 @@ def test_search_begun_before_a_publication_answers_from_its_generation(
     before, after = searcher.search("slate"), searcher.search("slate")
     assert (before.generation, version_of(before)) == (1, {"0"})
     assert (after.generation, version_of(after)) == (2, {"1"})
-
-
-def test_file_that_is_cut_before_the_vectors_come_is_an_error_and_not_the_end(
-    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(layout, 12)
-    searcher = Searcher(layout, encoder)
-    path = layout.generation_folder(1) / CHUNKS_FAISS
+    shutil.rmtree(layout.generation_folder(1))
+    path = layout.generation_folder(2) / CHUNKS_FAISS
     while_encoding(encoder, monkeypatch, lambda: os.truncate(path, 10))
     with pytest.raises(DamageError, match=r"must have .* bytes, got 10"):
         searcher.search("slate")
-
-
-def test_unchanged_current_is_not_opened_again(
-    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(layout, 5)
-    searcher = Searcher(layout, encoder)
-    monkeypatch.setattr(served, "open_generation", lambda *_, **__: pytest.fail("opened again"))
-    searcher.search("slate")
-    searcher.search("slate")
 
 
 def test_damaged_new_generation_leaves_the_old_one_serving_with_a_warning_until_the_retry_is_due(
@@ -113,6 +97,18 @@ def test_file_that_is_cut_while_it_is_open_is_an_error_and_is_not_looked_at_unti
         )
 
 
+def test_unchanged_or_touched_collection_is_not_opened_again(
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(layout, 5)
+    searcher = Searcher(layout, encoder)
+    monkeypatch.setattr(served, "open_generation", lambda *_, **__: pytest.fail("opened again"))
+    searcher.search("slate")
+    os.utime(layout.generation_folder(1) / CHUNKS_FAISS)
+    assert searcher.search("slate").generation == 1
+    assert searcher.warnings == ()
+
+
 def write_into(path: Path) -> None:
     with path.open("r+b") as file:
         first = file.read(1)
@@ -144,14 +140,6 @@ def test_file_that_is_damaged_while_it_is_served_makes_the_generation_before_ans
     assert f"{name} of generation 2" in searcher.warnings[0]
     repaired = repair_collection(layout).generation
     assert searcher.search("slate").generation == repaired
-    assert searcher.warnings == ()
-
-
-def test_file_that_is_only_touched_while_it_is_served_is_whole(layout, publish, encoder) -> None:
-    publish(layout, 12)
-    searcher = Searcher(layout, encoder)
-    os.utime(layout.generation_folder(1) / "chunks.faiss")
-    assert searcher.search("slate").generation == 1
     assert searcher.warnings == ()
 
 
