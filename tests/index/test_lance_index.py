@@ -58,31 +58,20 @@ def test_commit_with_a_wrong_count_is_refused(tables: LanceTables) -> None:
         commit(tables, stones.document_ids(4), expected=5)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_commit_of_vectors_that_are_no_numbers_is_refused(tables: LanceTables, value: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf, None])
+def test_commit_of_vectors_that_are_no_numbers_or_without_a_column_is_refused(
+    tables: LanceTables, value: float | None
+) -> None:
     rows = stones.document_rows(["a", "b"])
-    vectors = rows.column("vector").flatten().to_numpy().copy()
-    vectors[3] = value
-    index = rows.schema.get_field_index("vector")
-    broken = rows.set_column(
-        index,
-        rows.schema.field(index),
-        pa.FixedSizeListArray.from_arrays(pa.array(vectors), stones.VECTOR_DIM),
-    )
-    with pytest.raises(IntegrityError, match="finite numbers"):
-        tables.commit(
-            documents=pa.RecordBatchReader.from_batches(broken.schema, [broken]),
-            expected_documents=2,
-        )
-
-
-def test_commit_of_a_missing_column_is_refused(tables: LanceTables) -> None:
-    rows = stones.document_rows(["a", "b"]).drop_columns(["year"])
-    with pytest.raises(IntegrityError, match="must have the columns"):
-        tables.commit(
-            documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]),
-            expected_documents=2,
-        )
+    if value is None:
+        rows, said = rows.drop_columns(["year"]), "must have the columns"
+    else:
+        vectors, said = rows.column("vector").flatten().to_numpy().copy(), "finite numbers"
+        vectors[3], index = value, rows.schema.get_field_index("vector")
+        broken = pa.FixedSizeListArray.from_arrays(pa.array(vectors), stones.VECTOR_DIM)
+        rows = rows.set_column(index, rows.schema.field(index), broken)
+    with pytest.raises(IntegrityError, match=said):
+        tables.commit(documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]), expected_documents=2)
 
 
 def test_forced_compaction_keeps_rows_and_order(tables: LanceTables) -> None:
@@ -130,11 +119,6 @@ def test_tables_made_again_are_empty_and_may_have_another_schema(
     assert (opened.vector_dim, opened.metadata_fields) == (8, ())
 
 
-def test_version_that_is_gone_is_refused(published: CollectionLayout) -> None:
-    with pytest.raises(IntegrityError, match="run `cairn repair stones --root "):
-        LanceTables.open(published, {DOCUMENTS: 99, CHUNKS: 99})
-
-
 @pytest.mark.parametrize(
     ("metadata", "vector_dim", "column"),
     [
@@ -150,6 +134,8 @@ def test_open_or_create_with_another_schema_names_the_column(
     with pytest.raises(SchemaError, match=f"column '{column}'"):
         LanceTables.open_or_create(published, metadata, vector_dim, versions=pinned)
     assert LanceTables.open(published, pinned).versions() == pinned
+    with pytest.raises(IntegrityError, match="run `cairn repair stones --root "):
+        LanceTables.open(published, {DOCUMENTS: 99, CHUNKS: 99})
 
 
 @pytest.mark.parametrize("kept_bytes", [rows.KEPT_BYTES, 0])
@@ -261,12 +247,7 @@ def test_delete_of_a_document_that_is_elsewhere_goes_by_ids(
     left = stored(tables, tables.versions())
     assert [doc_id for (doc_id,) in left[DOCUMENTS]] == [each for each in segments if each != segments[4]]
     assert list(dict.fromkeys(row[0] for row in left[CHUNKS])) == [row[0] for row in left[DOCUMENTS]]
-
-
-def test_delete_of_a_document_without_a_place_goes_by_ids(
-    layout: CollectionLayout, segments: list[str]
-) -> None:
-    tables = delete(layout, segments[:2], lambda ids: find_in(layout)(ids[:1]))
+    tables = delete(layout, segments[:2], lambda ids: find_in(layout)(ids[:1]))  # one without a place
     assert tables.by_ids
     assert tables.count_rows(DOCUMENTS, tables.versions()) == len(segments) - 2
 

@@ -44,13 +44,22 @@ def test_document_positions_equal_the_table_whatever_the_batches(
     assert written.column("chunk_offset").to_pylist() == [sum(num_chunks[:i]) for i in range(30)]
 
 
-def test_document_positions_know_the_order_of_the_ids(tmp_path: Path, documents: pa.Table) -> None:
+def test_document_positions_know_the_order_of_the_ids_of_which_each_is_there_once(
+    tmp_path: Path, documents: pa.Table
+) -> None:
     ids = ["ü", "\U0001f600", "Z", "a/10", "a/9", "\uffff", *(f"d{i}" for i in range(24, 0, -1))]
     table = documents.set_column(
         documents.schema.get_field_index("doc_id"), "doc_id", pa.array(ids, pa.large_string())
     )
     written = write_document_positions(batches(table, 7), tmp_path / "documents.arrow")
     assert [ids[row] for row in written.column("by_id").to_pylist()] == sorted(ids)
+    with pytest.raises(IntegrityError, match="must hold one batch"):
+        open_positions(tmp_path / "documents.arrow", CHUNK_POSITIONS_SCHEMA)
+    repeated = pa.concat_tables([table, table.slice(3, 1)])
+    with pytest.raises(IntegrityError, match="each doc_id once, got 1 repeated"):
+        write_document_positions(batches(repeated, 7), tmp_path / "documents.arrow")
+    empty = write_document_positions(iter([]), tmp_path / "documents.arrow")
+    assert write_chunk_positions(iter([]), empty, tmp_path / "chunks.arrow").num_rows == 0
 
 
 @pytest.mark.parametrize("rows", [1, 7, 1_000])
@@ -62,11 +71,6 @@ def test_chunk_positions_point_back_at_their_documents(
     owners = [positions.column("doc_id")[i].as_py() for i in spans.column("document_position").to_pylist()]
     assert owners == chunks.column("doc_id").to_pylist()
     assert spans.column("end_char").to_pylist() == chunks.column("end_char").to_pylist()
-
-
-def test_position_files_of_an_empty_table_can_be_opened(tmp_path: Path) -> None:
-    documents = write_document_positions(iter([]), tmp_path / "documents.arrow")
-    assert write_chunk_positions(iter([]), documents, tmp_path / "chunks.arrow").num_rows == 0
 
 
 def with_column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
@@ -99,19 +103,6 @@ def test_chunk_positions_of_rows_that_do_not_fit_are_refused(
     }[fault]()
     with pytest.raises(IntegrityError, match="table `chunks` must hold"):
         write_chunk_positions(batches(broken, 7), positions, tmp_path / "chunks.arrow")
-
-
-def test_document_positions_of_a_repeated_id_are_refused(tmp_path: Path, documents: pa.Table) -> None:
-    with pytest.raises(IntegrityError, match="each doc_id once, got 1 repeated"):
-        write_document_positions(
-            batches(pa.concat_tables([documents, documents.slice(3, 1)]), 7), tmp_path / "documents.arrow"
-        )
-
-
-def test_open_positions_of_another_schema_is_refused(tmp_path: Path, documents: pa.Table) -> None:
-    write_document_positions(batches(documents, 7), tmp_path / "documents.arrow")
-    with pytest.raises(IntegrityError, match="must hold one batch"):
-        open_positions(tmp_path / "documents.arrow", CHUNK_POSITIONS_SCHEMA)
 
 
 def test_spool_on_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

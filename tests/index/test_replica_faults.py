@@ -184,8 +184,12 @@ def test_lease_is_refused_to_others_while_it_is_held_and_free_afterwards(folder:
     ):
         Lease(folder, "c").held().__enter__()
     assert folder.read(LEASE_KEY) is None
+    assert not Lease(folder, "c").is_held()
     with Lease(folder, "c").held():
-        pass
+        assert Lease(folder, "c").is_held()
+        other = {"token": "another", "holder": "x", "until": "2999-01-01T00:00:00+00:00"}
+        folder.write(LEASE_KEY, json.dumps(other).encode())
+    assert folder.read(LEASE_KEY) is not None, "one that was taken over is not released"
 
 
 def test_lease_is_renewed_beyond_its_time(folder: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,13 +214,6 @@ def test_lease_that_expired_or_says_nothing_is_taken_over(folder: ObjectFolder, 
         pass
 
 
-def test_lease_that_was_taken_over_is_not_released(folder: ObjectFolder) -> None:
-    with Lease(folder, "c").held():
-        other = {"token": "another", "holder": "x", "until": "2999-01-01T00:00:00+00:00"}
-        folder.write(LEASE_KEY, json.dumps(other).encode())
-    assert folder.read(LEASE_KEY) is not None
-
-
 @pytest.mark.parametrize("fault", ["refuse", "lose-reply"])
 def test_lease_is_taken_though_the_store_refuses_or_loses_a_reply(
     folder: ObjectFolder, object_store: ObjectStore, fault: str
@@ -224,10 +221,3 @@ def test_lease_is_taken_though_the_store_refuses_or_loses_a_reply(
     object_store.fault("PUT", LEASE_KEY, fault)
     with Lease(folder, "c").held():
         assert folder.read(LEASE_KEY) is not None
-
-
-def test_lease_is_held_until_it_is_given_back(folder: ObjectFolder) -> None:
-    assert not Lease(folder, "c").is_held()
-    with Lease(folder, "c").held():
-        assert Lease(folder, "c").is_held()
-    assert not Lease(folder, "c").is_held()

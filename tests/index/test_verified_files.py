@@ -54,13 +54,23 @@ def write(path: Path, content: bytes = CONTENT, written: float = OLD) -> Path:
     return path
 
 
-def test_file_is_hashed_once(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
+def test_file_is_hashed_once_as_long_as_its_note_is_whole(
+    tmp_path: Path, folder: Path, hashing: Hashing
+) -> None:
     path = write(tmp_path / "vectors")
     assert has_sha256(path, HASH)
     assert has_sha256(path, HASH)
     os.link(path, tmp_path / "shared")
     assert has_sha256(tmp_path / "shared", HASH)
     assert hashing.paths == ["vectors"]
+    assert not has_sha256(path, "0" * 64), "another hash is not taken from what is known"
+    assert has_sha256(path, HASH)
+    assert hashing.count() == 2
+    for note in folder.iterdir():
+        note.write_bytes(b"no note")
+    for _ in range(2):  # a damaged note is written again
+        assert has_sha256(path, HASH)
+    assert hashing.count() == 3
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
@@ -78,14 +88,6 @@ def test_file_that_was_written_to_or_replaced_is_hashed_again(
     assert not has_sha256(path, HASH)
     assert not has_sha256(path, HASH)
     assert hashing.count() == 3
-
-
-def test_another_hash_is_not_taken_from_what_is_known(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
-    path = write(tmp_path / "vectors")
-    assert has_sha256(path, HASH)
-    assert not has_sha256(path, "0" * 64)
-    assert has_sha256(path, HASH)
-    assert hashing.count() == 2
 
 
 @pytest.mark.parametrize(("content", "age"), [(CONTENT, 0.0), (CONTENT[1:], 60.0)], ids=["young", "small"])
@@ -106,16 +108,6 @@ def test_without_a_place_for_notes_files_are_hashed(
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "no folder"))
     assert has_sha256(path, HASH)
     assert not has_sha256(path, "0" * 64)
-    assert hashing.count() == 2
-
-
-def test_damaged_note_is_written_again(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
-    path = write(tmp_path / "vectors")
-    assert has_sha256(path, HASH)
-    for note in folder.iterdir():
-        note.write_bytes(b"no note")
-    for _ in range(2):
-        assert has_sha256(path, HASH)
     assert hashing.count() == 2
 
 

@@ -70,14 +70,16 @@ def test_counts_equal_a_naive_count_whatever_the_blocks(
     assert as_counts(written) == naive_counts(texts, offsets, starts, ends)
     assert written.column("term").to_pylist() == sorted(written.column("term").to_pylist())
     assert all(row["chunks"] == sorted(row["chunks"]) for row in written.to_pylist())
+    assert [path.name for path in tmp_path.iterdir()] == ["passages.arrow"], "no other file is left behind"
 
 
 def test_a_word_said_too_often_counts_as_often_as_a_byte_holds(tmp_path: Path) -> None:
-    text = "stone " * 300
-    written = write_passage_terms(
-        [[text]], np.array([0, 1]), np.array([0]), np.array([len(text)]), tmp_path / "passages.arrow"
-    ).terms
-    assert as_counts(written) == {"stone": {0: 255}}
+    text, path = "stone " * 300, tmp_path / "passages.arrow"
+    places = (np.array([0, 1]), np.array([0]), np.array([len(text)]))
+    assert as_counts(write_passage_terms([[text]], *places, path).terms) == {"stone": {0: 255}}
+    path.write_bytes(b"no Arrow file")
+    with pytest.raises(DamageError, match=r"passages\.arrow cannot be read"):
+        open_positions(path, PASSAGE_TERMS_SCHEMA)
 
 
 @pytest.mark.parametrize("texts", [[], ["...", "the"]])
@@ -86,18 +88,6 @@ def test_a_collection_without_words_is_written_and_opened(tmp_path: Path, texts:
     ends = np.array([len(text) for text in texts], np.int64)
     write_passage_terms([texts], offsets, np.zeros(len(texts), np.int64), ends, tmp_path / "passages.arrow")
     assert open_positions(tmp_path / "passages.arrow", PASSAGE_TERMS_SCHEMA).num_rows == 0
-
-
-def test_only_the_file_is_left_behind(tmp_path: Path) -> None:
-    texts, offsets, starts, ends = make_texts(3)
-    write_passage_terms([texts], offsets, starts, ends, tmp_path / "passages.arrow")
-    assert [path.name for path in tmp_path.iterdir()] == ["passages.arrow"]
-
-
-def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "passages.arrow").write_bytes(b"no Arrow file")
-    with pytest.raises(DamageError, match=r"passages\.arrow cannot be read"):
-        open_positions(tmp_path / "passages.arrow", PASSAGE_TERMS_SCHEMA)
 
 
 TEXTS = ("The rivers were walking to the sea", "Die Flüsse wanderten nicht zu den Meeren", "河流走向大海")
@@ -111,25 +101,22 @@ def languages_of(texts: Sequence[str], path: Path, language: Any) -> tuple[list[
     return written.terms.column("term").to_pylist(), [STORED_LANGUAGES[own] for own in written.languages_N]
 
 
-def test_each_text_is_read_in_its_own_language(tmp_path: Path) -> None:
-    terms, languages = languages_of(TEXTS, tmp_path / "passages.arrow", "auto")
-    assert languages == ["en", "de", "zh"]
-    assert {"river", "walk", "fluss", "wandert", "meer", "河流"} < set(terms)
-
-
-@pytest.mark.parametrize(("language", "expected"), [("none", {"rivers", "the"}), ("en", {"river", "die"})])
-def test_a_language_that_is_given_holds_for_all_texts(
-    tmp_path: Path, language: str, expected: set[str]
+@pytest.mark.parametrize(
+    ("texts", "language", "languages", "expected"),
+    [
+        (TEXTS, "auto", ["en", "de", "zh"], {"river", "walk", "fluss", "wandert", "meer", "河流"}),
+        (TEXTS, "none", ["none"] * 3, {"rivers", "the"}),
+        (TEXTS, "en", ["en"] * 3, {"river", "die"}),
+        (["Flüsse"], np.array([STORED_LANGUAGES.index("de")], np.uint8), ["de"], {"fluss"}),  # titles
+    ],
+    ids=["its own", "none", "en", "given"],
+)
+def test_each_text_is_read_in_its_own_language_or_in_the_one_given(
+    tmp_path: Path, texts: Sequence[str], language: Any, languages: list[str], expected: set[str]
 ) -> None:
-    terms, languages = languages_of(TEXTS, tmp_path / "passages.arrow", language)
-    assert languages == [language] * 3
-    assert expected < set(terms)
-
-
-def test_titles_are_read_in_the_languages_of_their_texts(tmp_path: Path) -> None:
-    given = np.array([STORED_LANGUAGES.index("de")], np.uint8)
-    terms, languages = languages_of(["Flüsse"], tmp_path / "titles.arrow", given)
-    assert (terms, languages) == (["fluss"], ["de"])
+    terms, found = languages_of(texts, tmp_path / "passages.arrow", language)
+    assert found == languages
+    assert expected <= set(terms)
 
 
 def write_many_postings(folder: Path) -> None:
