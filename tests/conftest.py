@@ -39,7 +39,6 @@ pytest_plugins = [
     "tests.encode.sentence_transformers_folders",
     "tests.object_stores",
     "tests.ray_machines",
-    "tests.stored_collections",
     "tests.served_stones",
 ]
 """Fixtures used by several folders; pytest calls this folder ``tests``, wherever it runs."""

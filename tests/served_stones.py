@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,3 +97,35 @@ def stones_address(stones_root: Path) -> Iterator[str]:
 
     with serving(ServeSettings(root=stones_root, port=0, deadline_seconds=300.0)) as address:
         yield address
+
+
+@contextlib.contextmanager
+def serving_process(folder: Path, *words: str | Path) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
+    """Run `cairn serve` in a process of its own until the block ends, once its collections are open.
+
+    Give the process, its address and the file of what it says.
+    """
+    command = [sys.executable, "-m", "cairn.cli.main", "serve", "--port", "0", "--deadline-seconds", "300"]
+    face, said = Path(__file__).parents[1] / "pipeline/face", folder / "served.log"
+    environment = {**os.environ, "PYTHONPATH": str(face), "PYTHONWARNINGS": "ignore"}
+    with said.open("wb") as log:
+        process = subprocess.Popen([*command, *map(str, words)], cwd=folder, env=environment, stderr=log)
+    try:
+        wait_until(
+            lambda: re.search(r"at http://\S+\n", said.read_text("utf-8")) or process.poll() is not None
+        )
+        found = re.search(r"at (http://\S+)", said.read_text("utf-8"))
+        assert found is not None, said.read_text("utf-8")
+        wait_until(lambda: _is_ready(found[1]))
+        yield process, found[1], said
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/readyz") as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError:
+        return False

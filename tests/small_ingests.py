@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+from cairn.pipeline import durable
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
 from cairn.pipeline.corpus.sources import TableSource
 from cairn.pipeline.line.build_index import build_index
@@ -55,3 +58,19 @@ def ingest_rows(
 ) -> IngestReport:
     """Ingest rows without a file."""
     return build_index([TableSource(table=pa.Table.from_pylist(list(rows)))], root, name, config)
+
+
+@contextmanager
+def stopped_at(name: str, times: int = 1) -> Generator[None]:
+    """Interrupt the block at the n-th passing of a commit point, as a user may: it ends there."""
+    passed = list[str]()
+
+    def observe(point: str) -> None:
+        passed.append(point)
+        if point == name and passed.count(name) == times:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable, "_observers", [observe])
+        with pytest.raises(KeyboardInterrupt):
+            yield

@@ -1,27 +1,13 @@
-"""What a reader can see of a collection, whether two of them hold the same, and leases of their files."""
+"""What a reader can see of a collection, and whether two of them hold the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 
-
-@pytest.fixture
-def stored() -> Callable[..., dict[str, Any]]:
-    """Return a function that gives everything a reader can see of a collection, by document."""
-    return _stored
-
-
-@pytest.fixture
-def require_same() -> Callable[[dict[str, Any], dict[str, Any]], None]:
-    """Return a function that compares two of them."""
-    return _require_same
-
-
-def _stored(root: Path, collection: str = "c") -> dict[str, Any]:
+def stored(root: Path, collection: str = "c") -> dict[str, Any]:
+    """Return everything a reader can see of a collection, by document."""
     import pyarrow as pa
     from cairn.pipeline.index.generation import open_generation
     from cairn.pipeline.index.layout import CollectionLayout
@@ -51,7 +37,7 @@ def _stored(root: Path, collection: str = "c") -> dict[str, Any]:
     return found
 
 
-def _require_same(left: dict[str, Any], right: dict[str, Any]) -> None:
+def require_same(left: dict[str, Any], right: dict[str, Any]) -> None:
     """Same ids, content and spans; vectors equal up to the rounding that another batch brings."""
     import numpy as np
 

@@ -53,7 +53,6 @@ from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.vector_index.faiss_build import build_faiss_index
 from cairn.pipeline.vector_index.faiss_index import open_faiss_index
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 WARM_UPS, REPEATS = 1, 3
@@ -116,57 +115,34 @@ SMALL = Size(
 
 def write_model(folder: Path, size: Size) -> Path:
     """Write random weights in the published layout, as a folder both sides load."""
-    folder.mkdir(parents=True)
-    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {
-        f"w{index}": index for index in range(4, size.vocabulary)
-    }
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    from transformers import ModernBertConfig, ModernBertModel
+
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    words = [*special.values(), *(f"w{index}" for index in range(4, size.vocabulary))]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    tokenizer.add_special_tokens([*special.values()])
+    torch.manual_seed(0)
+    config = ModernBertConfig(
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=size.inner,
+        max_position_embeddings=max(size.lengths),
+        local_attention=size.window,
+        vocab_size=size.vocabulary,
+        pad_token_id=0,
+        cls_token_id=2,
+        sep_token_id=3,
+        bos_token_id=2,
+        eos_token_id=3,
+    )
+    ModernBertModel(config).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special})
     )
-    config = {
-        "model_type": "modernbert",
-        "architectures": ["ModernBertModel"],
-        "hidden_size": size.width,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "intermediate_size": size.inner,
-        "hidden_activation": "gelu",
-        "max_position_embeddings": max(size.lengths),
-        "global_attn_every_n_layers": 3,
-        "local_attention": size.window,
-        "global_rope_theta": 160_000.0,
-        "local_rope_theta": 10_000.0,
-        "vocab_size": size.vocabulary,
-        "norm_eps": 1e-5,
-        "norm_bias": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "pad_token_id": 0,
-        "cls_token_id": 2,
-        "sep_token_id": 3,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    generator = torch.Generator().manual_seed(0)
-
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * 0.02
-
-    tensors = {"embeddings.tok_embeddings.weight": matrix(size.vocabulary, size.width)}
-    tensors |= {name: torch.ones(size.width) for name in ("embeddings.norm.weight", "final_norm.weight")}
-    for index in range(size.layers):
-        if index:
-            tensors[f"layers.{index}.attn_norm.weight"] = torch.ones(size.width)
-        tensors[f"layers.{index}.mlp_norm.weight"] = torch.ones(size.width)
-        tensors[f"layers.{index}.attn.Wqkv.weight"] = matrix(3 * size.width, size.width)
-        tensors[f"layers.{index}.attn.Wo.weight"] = matrix(size.width, size.width)
-        tensors[f"layers.{index}.mlp.Wi.weight"] = matrix(2 * size.inner, size.width)
-        tensors[f"layers.{index}.mlp.Wo.weight"] = matrix(size.width, size.inner)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

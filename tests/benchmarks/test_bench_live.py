@@ -29,7 +29,8 @@ from cairn.pipeline.index.publish import GenerationFacts, publish_generation
 from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.index.rows import LanceTables, vectors_of
 
-from tests.benchmarks.timing import line, serving
+from tests.benchmarks.timing import line
+from tests.served_stones import serving_process
 
 pytestmark = pytest.mark.bench
 
@@ -94,8 +95,9 @@ def served(folder: Path) -> Iterator[str]:
         live = Collection.create("live", root=root)
         live.add(rows)
         fill(live.layout)
-    with serving(root, "--writable", "--max-requests", "512") as port:
-        yield f"http://127.0.0.1:{port}"
+    options = ("--quiet", "--writable", "--max-requests", "512")
+    with serving_process(folder, "--root", root, *options) as (_, address, _):
+        yield address
 
 
 def search_for(live: RemoteCollection, seconds: float, seed: int) -> list[float]:

@@ -33,7 +33,8 @@ from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
 
 from tests.benchmarks.clustered import NUM_QUERIES, SETTINGS, Clustered, make
-from tests.benchmarks.timing import in_turn, line, serving
+from tests.benchmarks.timing import in_turn, line
+from tests.served_stones import serving_process
 
 pytestmark = pytest.mark.bench
 
@@ -117,8 +118,9 @@ async def asgi_search(app: Any, body: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def server(bench: Clustered) -> Iterator[int]:
     """The port of `cairn serve` in its own process."""
-    with serving(bench.layout.root) as port:
-        yield port
+    root = bench.layout.root
+    with serving_process(root.parent, "--quiet", "--root", root) as (_, address, _):
+        yield int(address.rpartition(":")[2])
 
 
 class Client:

@@ -1,17 +1,9 @@
-"""What benchmarks share: calls timed beside one another, lines that say so, and a server of its own."""
+"""What benchmarks share: calls timed beside one another, and lines that say so."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,30 +43,3 @@ def line(name: str, seconds: Sequence[float] | np.ndarray, rest: str = "") -> tu
     p50, p99 = (1e3 * np.percentile(seconds, [50, 99])).tolist()
     print(f"\n{name:<58} p50 {p50:7.2f} ms   p99 {p99:7.2f} ms   {rest}", end="")
     return p50, p99
-
-
-@contextmanager
-def serving(root: Path, *options: str) -> Generator[int]:
-    """Run `cairn serve` in a process of its own until it is no longer needed; give its port."""
-    command = [sys.executable, "-m", "cairn.cli.main", "serve", "--quiet", "--port", "0", "--root", str(root)]
-    with tempfile.NamedTemporaryFile() as log:
-        said = Path(log.name)
-        process = subprocess.Popen([*command, *options], stderr=log)
-        try:
-            while not (found := re.search(r"serving .*:(\d+)$", said.read_text("utf-8"), re.MULTILINE)):
-                assert process.poll() is None, said.read_text("utf-8")
-                time.sleep(0.2)
-            while not _is_ready(int(found[1])):
-                time.sleep(0.2)
-            yield int(found[1])
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
-            return answer.status == 200
-    except urllib.error.HTTPError:
-        return False

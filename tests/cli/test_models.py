@@ -156,20 +156,8 @@ def test_get_after_a_failure_fetches_what_is_missing(
     assert {file for file, _ in hub.sent} == {"model.safetensors", "tokenizer.json"}
 
 
-def test_get_removes_a_file_of_another_hash(
-    hub: Hub, cache: Path, call: Call, tiny_model_folder: Path
-) -> None:
-    hub.add("stone/small", tiny_model_folder)
-    hub.listed["model.safetensors"] = "f" * 64
-    done = call("models", "get", "stone/small")
-    assert done[0] == 1
-    assert f"model.safetensors of stone/small must have the hash {'f' * 64}, got " in done[2]
-    hub.listed.clear()
-    assert call("models", "get", "stone/small")[0] == 0
-
-
-def test_get_refuses_a_file_that_is_listed_without_a_hash(
-    hub: Hub, cache: Path, call: Call, tiny_model_folder: Path
+def test_get_removes_a_file_of_another_hash_and_asks_for_none_without(
+    hub: Hub, cache: Path, call: Call, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("stone/small", tiny_model_folder)
     hub.has_hashes = False
@@ -177,6 +165,16 @@ def test_get_refuses_a_file_that_is_listed_without_a_hash(
     assert done[0] == 1
     assert "config.json of stone/small must be listed with its hash, got none" in done[2]
     assert hub.sent == []
+    hub.has_hashes = True
+    hub.listed["model.safetensors"] = "f" * 64
+    done = call("models", "get", "stone/small")
+    assert done[0] == 1
+    assert f"model.safetensors of stone/small must have the hash {'f' * 64}, got " in done[2]
+    hub.listed.clear()
+    assert call("models", "get", "stone/small")[0] == 0
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    told = "error: a download must be allowed, got HF_HUB_OFFLINE=1; unset it\n"
+    assert call("models", "get", "stone/another") == (2, "", told)
 
 
 def test_get_gives_a_cde_model_the_tokenizer_of_its_backbone(
@@ -216,12 +214,6 @@ def test_get_refuses_what_cannot_be_read(hub: Hub, cache: Path, call: Call, tiny
         assert code == 2
         assert sentence in err
     assert {file for file, _ in hub.sent if file.endswith(".bin")} == set()
-
-
-def test_get_is_not_made_offline(cache: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    told = "error: a download must be allowed, got HF_HUB_OFFLINE=1; unset it\n"
-    assert call("models", "get", "stone/small") == (2, "", told)
 
 
 def test_models_lists_those_here_and_public_ones(call: Call) -> None:

@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -11,6 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from cairn.jobs.schedule.history import ScheduledRun, append_run, read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
+
+from tests.served_stones import wait_until
 
 SECONDS = 600.0
 
@@ -42,11 +43,8 @@ def start_scheduler(tmp_path: Path) -> subprocess.Popen[str]:
 
 
 def records(tmp_path: Path, process: subprocess.Popen[str]) -> tuple[ScheduledRun, ...]:
-    path, deadline = tmp_path / "cairn-schedules-history.jsonl", time.monotonic() + SECONDS
-    while not read_history(path):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    path = tmp_path / "cairn-schedules-history.jsonl"
+    wait_until(lambda: read_history(path) or process.poll() is not None)
     return read_history(path)
 
 

@@ -25,21 +25,17 @@ def test_search_within_a_budget_shows_passages_whole(
     assert "…" in cut
 
 
-def test_search_filter_keeps_only_matching_documents(call: Any, ingested: None) -> None:
-    for expression in ("year>=2002", '{"year": [2002, 2003]}'):
-        _, out, _ = call("search", "the way", "--collection", "c", "--filter", expression, "--json")
-        assert {hit["doc_id"] for hit in json.loads(out)["hits"]} == {"b", "c"}
-
-
-def test_search_by_groups_shows_the_best_of_each(call: Any, corpus: str, ingest_options: list[str]) -> None:
-    call("ingest", corpus, *ingest_options, "--num-clusters", "1", "--quiet")
+def test_search_by_filter_or_by_groups_shows_what_is_asked(call: Any, ingested: None) -> None:
     asked = ("search", "the way", "--collection", "c", "--json")
-    whole, grouped, spread = (
-        [hit["doc_id"] for hit in json.loads(call(*asked, *more)[1])["hits"]]
-        for more in ((), ("--group-by", "cluster_id", "--group-size", "2"), ("--mmr", "0.2"))
-    )
-    assert grouped == whole[:2]
-    assert sorted(spread) == sorted(whole)
+
+    def found(*more: str) -> list[str]:
+        return [hit["doc_id"] for hit in json.loads(call(*asked, *more)[1])["hits"]]
+
+    for expression in ("year>=2002", '{"year": [2002, 2003]}'):
+        assert sorted(found("--filter", expression)) == ["b", "c"]
+    whole = found()
+    assert found("--group-by", "source_file", "--group-size", "2") == whole[:2]
+    assert sorted(found("--mmr", "0.2")) == sorted(whole)
     code, _, said = call(*asked, "--group-by", "colour")
     assert code == 2
     assert "group_by must be one of doc_id" in said

@@ -40,20 +40,14 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
     return Server
 
 
-def test_submit_shows_the_log_and_ends_with_the_exit_code_of_the_job(server: Any, call: Any):
+def test_submit_shows_the_log_or_the_report_and_ends_with_the_exit_code_of_the_job(server: Any, call: Any):
     server.outcome = Outcome(exit_code=3, report={"encoded": 3})
     assert call("submit", "build.toml") == (3, "stage=encode done=3\n", "submitted cairn-build_index-c-0-1\n")
-
-
-def test_submit_in_json_prints_the_report_alone(server: Any, call: Any):
-    code, out, error = call("submit", "build.toml", "--json")
-    assert (code, json.loads(out)) == (0, {"encoded": 3})
-    assert "stage=encode" in error
-
-
-def test_submit_of_a_job_that_runs_says_that_it_was_joined(server: Any, call: Any):
     server.submission = Submission(submission_id="cairn-build_index-c-0-1")
     assert call("submit", "build.toml")[2] == "joined cairn-build_index-c-0-1\n"
+    code, out, error = call("submit", "build.toml", "--json")
+    assert (code, json.loads(out)) == (3, {"encoded": 3})
+    assert "stage=encode" in error
 
 
 def test_submit_detached_does_not_follow(server: Any, call: Any):

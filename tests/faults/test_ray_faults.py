@@ -37,7 +37,9 @@ from cairn.pipeline.line.build_index import build_index
 from tests import small_ingests
 from tests.object_stores import STORE_ROOT, ObjectStore
 from tests.ray_machines import RayCluster
+from tests.served_stones import wait_until
 from tests.small_ingests import WINDOWS, text_of, write_rows
+from tests.stored_collections import require_same, stored
 
 pytestmark = [
     pytest.mark.slow,
@@ -69,51 +71,6 @@ ROOT = Path(__file__).parents[2]
 APART = "unshare --user --map-root-user --mount".split()  # noqa: SIM905
 NAMESPACES = "unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc".split()  # noqa: SIM905
 
-# Run in a process of its own: ingest argv[2] into argv[1] on the cluster argv[4] with the model argv[3], and
-# die when a shard is written.
-KILLED_DRIVER = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[5])
-from cairn.pipeline import durable
-from cairn.cli.cluster import open_engine
-from tests.faults.test_ray_faults import engine_at, settings
-from cairn.pipeline.line.build_index import build_index
-written = []
-def die(name):
-    written.append(name)
-    if written.count("shard-written") == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-durable.observe_commit_points(die)
-build_index([sys.argv[2]], sys.argv[1], "c", settings(Path(sys.argv[3])),
-            engine=open_engine(engine_at(sys.argv[4]), settings(Path(sys.argv[3]))))
-"""
-
-# Run on the head of ray_namespaces.py: ingest argv[2] into argv[1] with the model argv[3], and cut a machine
-# off when shards are written.
-CUT_OFF_DRIVER = """
-import json, sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-from cairn.pipeline import durable
-from tests.ray_namespaces import HEAD_ADDRESS, cut_off_oldest
-from cairn.cli.cluster import open_engine
-from tests.faults.test_ray_faults import SHARDS_BEFORE, engine_at, settings
-from cairn.pipeline.line.build_index import build_index
-written = []
-def cut(name):
-    if name == "shard-written":
-        written.append(time.monotonic())
-        if len(written) == SHARDS_BEFORE:
-            cut_off_oldest("EncoderWorker")
-durable.observe_commit_points(cut)
-engine = engine_at(HEAD_ADDRESS, deadline_seconds=None)
-report = build_index([sys.argv[2]], sys.argv[1], "c", settings(Path(sys.argv[3])),
-                     engine=open_engine(engine, settings(Path(sys.argv[3]))))
-seconds = time.monotonic() - written[SHARDS_BEFORE - 1]
-print(json.dumps({"indexed": report.indexed, "encoded": report.encoded, "seconds": seconds}), flush=True)
-"""
-
 
 def settings(model: Path) -> IngestConfig:
     own: dict[str, Any] = {"num_clusters": 3, "max_sample_documents": 40, "context_documents": 8}
@@ -122,6 +79,60 @@ def settings(model: Path) -> IngestConfig:
 
 def engine_at(address: str, deadline_seconds: float | None = 60.0) -> EngineConfig:
     return EngineConfig(name="ray", address=address, max_workers=WORKERS, shard_deadline=deadline_seconds)
+
+
+def in_partitions(model: Path) -> IngestConfig:
+    return replace(settings(model), index=IndexConfig(partitions=PARTITIONS))
+
+
+def driver(name: str, *arguments: str | Path) -> list[str]:
+    """Return the command that calls a function of this module in a process of its own."""
+    call = "from tests.faults import test_ray_faults as own; getattr(own, sys.argv[2])(*sys.argv[3:])"
+    program = f"import sys; sys.path.insert(0, sys.argv[1]); {call}"
+    return [sys.executable, "-c", program, str(ROOT), name, *map(str, arguments)]
+
+
+def drive_and_die(root: str, source: str, model: str, address: str) -> None:
+    """Ingest on a cluster, and die when the fourth shard is written."""
+    written: list[str] = []
+
+    def die(name: str) -> None:
+        written.append(name)
+        if written.count("shard-written") == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    durable.observe_commit_points(die)
+    config = settings(Path(model))
+    build_index([source], root, "c", config, engine=open_engine(engine_at(address), config))
+
+
+def drive_and_cut(root: str, source: str, model: str) -> None:
+    """Ingest on the head of ray_namespaces.py, and cut a machine off when shards are written."""
+    from tests.ray_namespaces import HEAD_ADDRESS, cut_off_oldest
+
+    written: list[float] = []
+
+    def cut(name: str) -> None:
+        if name == "shard-written":
+            written.append(time.monotonic())
+            if len(written) == SHARDS_BEFORE:
+                cut_off_oldest("EncoderWorker")
+
+    durable.observe_commit_points(cut)
+    config = settings(Path(model))
+    engine = open_engine(engine_at(HEAD_ADDRESS, deadline_seconds=None), config)
+    report = build_index([source], root, "c", config, engine=engine)
+    seconds = time.monotonic() - written[SHARDS_BEFORE - 1]
+    print(json.dumps({"indexed": report.indexed, "encoded": report.encoded, "seconds": seconds}), flush=True)
+
+
+def drive_apart(root: str, source: str, model: str, address: str, disk: str) -> None:
+    """Ingest into partitions where this process has a disk of its own, which no worker sees."""
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], check=True)
+    os.environ["CAIRN_CACHE"] = disk
+    config = in_partitions(Path(model))
+    report = build_index([source], root, "c", config, engine=open_engine(engine_at(address), config))
+    print(report.indexed, report.encoded)
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +145,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def require_undisturbed(
-    source: str,
-    tiny_model_folder: Path,
-    tmp_path: Path,
-    stored: Callable[..., Any],
-    require_same: Callable[..., None],
-) -> Callable[[], None]:
+def require_undisturbed(source: str, tiny_model_folder: Path, tmp_path: Path) -> Callable[[], None]:
     """Return a function that compares the collection with the one this process builds by itself."""
 
     def require() -> None:
@@ -234,8 +239,7 @@ def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collec
     require_undisturbed: Callable[[], None],
 ) -> None:
     root = tmp_path / "disturbed"
-    arguments = [str(root), source, str(tiny_model_folder), ray_cluster.address, str(ROOT)]
-    command = [sys.executable, "-c", KILLED_DRIVER, *arguments]
+    command = driver("drive_and_die", root, source, tiny_model_folder, ray_cluster.address)
     died = subprocess.run(command, capture_output=True, check=False, timeout=300)
     assert died.returncode == -signal.SIGKILL
     kept = sum(
@@ -254,10 +258,6 @@ def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collec
     require_undisturbed()
 
 
-def in_partitions(model: Path) -> IngestConfig:
-    return replace(settings(model), index=IndexConfig(partitions=PARTITIONS))
-
-
 def documents(root: str | Path, name: str) -> pa.Table:
     columns = ["doc_id", "text", "vector"]
     return open_collection(name, root=root).documents.to_arrow(columns).sort_by("doc_id")
@@ -267,11 +267,8 @@ def kill_task_workers(cluster: RayCluster, folder: Path, below: str = "") -> lis
     """Kill all workers that publish partitions at each of three steps; return them."""
     killed: list[int] = []
     for step in ("*/lance/*", "*/generations/.*.tmp/*", "*/generations/.*.tmp/*chunks.faiss"):
-        end = time.monotonic() + SILENT_SECONDS
-        while not any(folder.glob(below + step)) or not (workers := cluster.workers("TaskWorker")):
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        killed.extend(workers)
+        wait_until(lambda step=step: any(folder.glob(below + step)) and cluster.workers("TaskWorker"))
+        killed.extend(workers := cluster.workers("TaskWorker"))
         signal_all(workers, signal.SIGKILL)
         while set(cluster.workers("TaskWorker")) & set(workers):
             time.sleep(0.01)
@@ -295,24 +292,6 @@ def test_publication_of_partitions_whose_workers_are_killed_gives_the_undisturbe
     assert verify_collection(CollectionLayout(tmp_path, "disturbed")) == []
 
 
-# Run where argv[6] is a disk that no worker sees: ingest argv[2] into argv[1] with the model argv[3] on the
-# cluster argv[4].
-DRIVER_APART = """
-import os, subprocess, sys
-sys.path.insert(0, sys.argv[5])
-subprocess.run(["mount", "-t", "tmpfs", "tmpfs", sys.argv[6]], check=True)
-os.environ["CAIRN_CACHE"] = sys.argv[6]
-from pathlib import Path
-from cairn.cli.cluster import open_engine
-from tests.faults.test_ray_faults import engine_at, in_partitions
-from cairn.pipeline.line.build_index import build_index
-config = in_partitions(Path(sys.argv[3]))
-report = build_index([sys.argv[2]], sys.argv[1], "c", config,
-                     engine=open_engine(engine_at(sys.argv[4]), config))
-print(report.indexed, report.encoded)
-"""
-
-
 @FAULTS
 def test_publication_into_a_store_whose_workers_are_killed_gives_the_undisturbed_collection(
     object_store: ObjectStore,
@@ -325,12 +304,12 @@ def test_publication_into_a_store_whose_workers_are_killed_gives_the_undisturbed
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "machines"))
     cluster = RayCluster()
     try:
-        arguments = [STORE_ROOT, source, str(tiny_model_folder), cluster.address, str(ROOT)]
-        command = [*APART, sys.executable, "-c", DRIVER_APART, *arguments, str(tmp_path / "driver")]
-        driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        arguments = (STORE_ROOT, source, tiny_model_folder, cluster.address, tmp_path / "driver")
+        command = [*APART, *driver("drive_apart", *arguments)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         partitions = tmp_path / "machines/workers/cairn/indexes/c"
         killed = kill_task_workers(cluster, partitions, "*/c/partitions/")
-        said, _ = driver.communicate(timeout=SILENT_SECONDS)
+        said, _ = process.communicate(timeout=SILENT_SECONDS)
     finally:
         cluster.close()
     assert said.split()[-2:] == [str(DOCUMENTS), str(DOCUMENTS)], "after what Ray says"
@@ -362,8 +341,8 @@ def test_ingest_with_a_cut_link_gives_the_undisturbed_collection(
     require_undisturbed: Callable[[], None],
 ) -> None:
     """With the deadlines that a user has who sets none."""
-    arguments = [str(tmp_path / "disturbed"), source, str(tiny_model_folder), str(ROOT)]
-    command = [*machines_apart, sys.executable, "-c", CUT_OFF_DRIVER, *arguments]
+    arguments = (tmp_path / "disturbed", source, tiny_model_folder)
+    command = [*machines_apart, *driver("drive_and_cut", *arguments)]
     for _ in range(3):  # a busy machine may be too slow for Ray to start
         ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
         if ran.returncode != 75:

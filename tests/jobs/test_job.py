@@ -23,6 +23,7 @@ from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.layout import CollectionLayout
 
 from tests.small_ingests import text_of, write_rows
+from tests.stored_collections import require_same, stored
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
 DOCUMENTS = 30
@@ -80,8 +81,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict[str
     return call
 
 
-def test_jobs_one_after_another_build_what_build_index_builds(
-    folder: Path, write_job: Any, run: Any, stored: Callable[..., Any], require_same: Callable[..., None]
+def test_jobs_one_after_another_build_what_build_index_builds_and_leave_it_without_changes(
+    folder: Path, write_job: Any, run: Any
 ):
     code, report, _ = run("cluster_corpus", write_job("cluster_corpus"))
     layout = CollectionLayout(folder / "root", "c")
@@ -96,29 +97,23 @@ def test_jobs_one_after_another_build_what_build_index_builds(
     code, report, _ = run("build_index", write_job("build_index", "whole"))
     assert (code, report["encoded"], report["generation"]) == (0, DOCUMENTS, 1)
     require_same(stored(folder / "root", "c"), stored(folder / "root", "whole"))
-
-
-def test_encode_corpus_by_itself_clusters_first(folder: Path, write_job: Any, run: Any):
-    assert run("encode_corpus", write_job("encode_corpus"))[1]["encoded"] == DOCUMENTS
-    assert run("write_index", write_job("write_index"))[1]["generation"] == 1
+    run("build_index", write_job("build_index"))
+    for job in ("cluster_corpus", "encode_corpus", "write_index"):
+        code, report, _ = run(job, write_job(job))
+        assert (code, report["unchanged"], report["generation"]) == (0, DOCUMENTS, 1)
 
 
 def test_write_index_before_everything_is_encoded_is_refused(folder: Path, write_job: Any, run: Any):
     run("cluster_corpus", write_job("cluster_corpus"))
     code, _, error = run("write_index", write_job("write_index"))
-    assert code == 2
-    assert (
-        f"every document must be encoded before write_index, got {DOCUMENTS} that are not; run "
-        "encode_corpus first" in error
+    told = (
+        f"every document must be encoded before write_index, got {DOCUMENTS} that are not; run encode_corpus"
     )
+    assert (code, told in error) == (2, True), error
     assert not CollectionLayout(folder / "root", "c").exists()
-
-
-def test_jobs_of_a_collection_without_changes_leave_it(write_job: Any, run: Any):
-    run("build_index", write_job("build_index"))
-    for job in ("cluster_corpus", "encode_corpus", "write_index"):
-        code, report, _ = run(job, write_job(job))
-        assert (code, report["unchanged"], report["generation"]) == (0, DOCUMENTS, 1)
+    # By itself, encode_corpus clusters first.
+    assert run("encode_corpus", write_job("encode_corpus", "other"))[1]["encoded"] == DOCUMENTS
+    assert run("write_index", write_job("write_index", "other"))[1]["generation"] == 1
 
 
 def test_job_runs_as_a_module_with_paths_from_the_folder_that_is_given(

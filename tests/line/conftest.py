@@ -1,12 +1,10 @@
-"""A small ingest, and runs that are interrupted where they commit."""
+"""The settings and the root of a small ingest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 
 from tests.small_ingests import WINDOWS, settings
@@ -20,22 +18,3 @@ def config(tiny_model_folder: Path) -> IngestConfig:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
-
-
-@pytest.fixture
-def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that interrupts the run in this process at the n-th passing of a commit point."""
-    monkeypatch.setattr(durable, "_observers", [])
-
-    def arm(name: str, times: int = 1) -> None:
-        passed = 0
-
-        def observer(point: str) -> None:
-            nonlocal passed
-            passed += point == name
-            if point == name and passed == times:
-                raise KeyboardInterrupt
-
-        durable.observe_commit_points(observer)
-
-    return arm

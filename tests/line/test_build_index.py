@@ -1,18 +1,13 @@
-import datetime as dt
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline import durable
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet
@@ -27,10 +22,11 @@ from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.model.context_encoder import ContextEncoder
-from cairn.pipeline.types import IngestReport, is_filterable
+from cairn.pipeline.types import IngestReport
 
 from tests.damages import put
-from tests.small_ingests import text_of, write_rows
+from tests.small_ingests import stopped_at, text_of, write_rows
+from tests.stored_collections import require_same, stored
 
 WORDS = (
     *("stone", "path", "hill", "river", "marks", "way", "cairn", "summit", "ridge", "valley"),
@@ -63,12 +59,8 @@ def ingest(root: Path, tmp_path: Path, config: IngestConfig) -> Ingest:
     return run
 
 
-def disarm() -> None:
-    durable._observers.clear()  # pyright: ignore[reportPrivateUsage]
-
-
 def test_ingest_of_a_new_corpus_stores_every_document_with_spans_that_cover_it(
-    root: Path, ingest: Ingest, stored: Callable[..., Any]
+    root: Path, ingest: Ingest
 ) -> None:
     rows = [document(number) for number in range(30)]
     report = ingest(rows)
@@ -97,9 +89,7 @@ def test_stages_of_an_ingest_with_what_comes_before_them_sum_to_its_time(
     assert sum(report.stage_seconds.values()) == pytest.approx(report.seconds)
 
 
-def test_ingest_of_changes_replaces_and_adds_only_these(
-    root: Path, ingest: Ingest, stored: Callable[..., Any], require_same: Callable[..., None]
-) -> None:
+def test_ingest_of_changes_replaces_and_adds_only_these(root: Path, ingest: Ingest) -> None:
     ingest(20)
     changed = [document(number, version=int(number in (3, 7))) for number in range(22)]
     report = ingest(changed)
@@ -114,7 +104,7 @@ def test_ingest_of_changes_replaces_and_adds_only_these(
     ("table", "damage"), [("documents", "cut"), ("chunks", "empty"), ("documents", "FIFO")]
 )
 def test_ingest_mends_a_damaged_version_manifest_and_goes_on(
-    root: Path, ingest: Ingest, stored: Callable[..., Any], table: str, damage: str
+    root: Path, ingest: Ingest, table: str, damage: str
 ) -> None:
     ingest(4)
     versions = CollectionLayout(root, "c").lance_folder / f"{table}.lance" / "_versions"
@@ -129,7 +119,7 @@ def test_ingest_mends_a_damaged_version_manifest_and_goes_on(
 
 
 def test_documents_that_a_repair_gave_up_are_encoded_again_by_the_next_ingest(
-    root: Path, ingest: Ingest, stored: Callable[..., Any]
+    root: Path, ingest: Ingest
 ) -> None:
     layout = CollectionLayout(root, "c")
     data = layout.lance_folder / "documents.lance" / "data"
@@ -146,7 +136,7 @@ def test_documents_that_a_repair_gave_up_are_encoded_again_by_the_next_ingest(
 
 
 def test_sync_deletes_what_vanished_and_nothing_goes_without_it(
-    root: Path, tmp_path: Path, config: IngestConfig, ingest: Ingest, stored: Callable[..., Any]
+    root: Path, tmp_path: Path, config: IngestConfig, ingest: Ingest
 ) -> None:
     ingest(10)
     assert ingest(6).deleted == 0
@@ -160,7 +150,7 @@ def test_sync_deletes_what_vanished_and_nothing_goes_without_it(
 
 
 def test_sync_with_a_damaged_file_deletes_nothing_and_warns(
-    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
+    root: Path, tmp_path: Path, config: IngestConfig
 ) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -216,16 +206,10 @@ def test_context_that_the_encoder_does_not_read_is_drawn_and_not_embedded(
 
 
 def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(
-    root: Path,
-    ingest: Ingest,
-    stop_at: Any,
-    stored: Callable[..., Any],
-    require_same: Callable[..., None],
+    root: Path, ingest: Ingest
 ) -> None:
-    stop_at("shard-written", times=3)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at("shard-written", times=3):
         ingest(30)
-    disarm()
     report = ingest(30)
     assert report.indexed == 30
     assert 0 < report.encoded < 30
@@ -234,17 +218,11 @@ def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(
 
 
 def test_document_changed_between_two_interrupted_runs_is_stored_once_with_its_last_text(
-    root: Path,
-    ingest: Ingest,
-    stop_at: Any,
-    stored: Callable[..., Any],
-    require_same: Callable[..., None],
+    root: Path, ingest: Ingest
 ) -> None:
     for version, shards in ((0, 4), (1, 2), (0, 1)):
-        stop_at("shard-written", times=shards)
-        with pytest.raises(KeyboardInterrupt):
+        with stopped_at("shard-written", times=shards):
             ingest([document(number, version=version * int(number < 5)) for number in range(30)])
-        disarm()
     report = ingest(30)
     assert (report.rows, report.indexed) == (30, 30)
     ingest(30, "fresh")
@@ -269,49 +247,8 @@ def test_ingest_without_changes_loads_no_model(root: Path, tmp_path: Path, inges
     assert result.stdout.splitlines()[-1] == "0 False"
 
 
-def test_every_value_that_is_accepted_can_be_shown_and_filtered(
-    root: Path, tmp_path: Path, config: IngestConfig
-) -> None:
-    values: dict[str, tuple[pa.DataType, Any]] = {
-        'a "quoted" name': (pa.string(), "x"),
-        " blanks ": (pa.int8(), -128),
-        "line\nbreak": (pa.uint64(), 2**63 - 1),
-        "größe": (pa.float16(), 1.5),
-        "select": (pa.bool_(), True),
-        "first": (pa.date32(), dt.date(1, 1, 1)),
-        "open": (pa.date32(), dt.date(9999, 12, 31)),
-        "last": (pa.date64(), dt.date(9999, 12, 31)),
-        "until": (pa.timestamp("us"), dt.datetime(9999, 12, 31, 23, 59, 59, 999_999)),  # noqa: DTZ001
-        "since": (pa.timestamp("ms"), dt.datetime(1, 1, 1)),  # noqa: DTZ001
-        "far": (pa.timestamp("s", "Europe/Berlin"), dt.datetime(9999, 12, 31, 22, 59, 59, tzinfo=dt.UTC)),
-        "end": (pa.timestamp("us", "UTC"), dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)),
-        "near": (pa.timestamp("us", "+05:30"), dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
-        "fine": (pa.timestamp("ns"), dt.datetime(2024, 5, 31, 1, 2, 3)),  # noqa: DTZ001 (a column without a zone)
-        "price": (pa.decimal32(5, 2), Decimal("1.50")),
-        "wide": (pa.decimal256(50, 2), Decimal("1.50")),
-        "moments": (pa.list_(pa.timestamp("ns")), [dt.datetime(2024, 5, 31)]),  # noqa: DTZ001
-        "axis": (pa.list_(pa.float32(), 2), [1.0, 2.0]),
-        "tags": (pa.large_list(pa.string_view()), ["a", ""]),
-        "kind": (pa.dictionary(pa.int8(), pa.string()), "k"),
-    }
-    table = pa.table(
-        {"id": ["a", "b"], "text": ["stone path", "the lake"]}
-        | {name: pa.array([value, None], kind) for name, (kind, value) in values.items()}
-    )
-    pq.write_table(table, tmp_path / "a.parquet")
-    assert build_index([str(tmp_path / "a.parquet")], root, "c", config).quarantined == 0
-    found = open_collection("c", root=root)
-    (hit,) = found.search("stone", filters={"kind": "k"}).hits
-    assert hit.metadata == {name: value for name, (_, value) in values.items()}
-    fields = {field.name: field.type for field in found.documents.to_arrow().schema}
-    for name, (_, value) in values.items():
-        if is_filterable(fields[name]) and not isinstance(value, list):
-            hits = found.search("stone", filters={name: value}).hits
-            assert [each.doc_id for each in hits] == ["a"], name
-
-
 def test_stored_context_reaches_the_encoder_when_asked_for(
-    root: Path, config: IngestConfig, ingest: Ingest, stored: Callable[..., Any]
+    root: Path, config: IngestConfig, ingest: Ingest
 ) -> None:
     ingest(12, "plain")
     ingest(12, "contextual", encoder=replace(config.encoder, use_context=True))

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from cairn.pipeline import durable
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import ContextConfig, IngestConfig
 from cairn.pipeline.context.store import ContextSet
@@ -42,13 +41,12 @@ TEXTS = [
     "marks on stones show the way.",
     "a mountain, a river, a path.",
 ]
-VERSIONS = pytest.mark.parametrize("version", [1, 2])
 
 
-@pytest.fixture
+@pytest.fixture(params=[1, 2])
 def folder(make_cde: Callable[..., Path], tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Return a checkpoint of the version asked for, to be changed at will."""
-    made = make_cde(request.getfixturevalue("version"))
+    """Return a checkpoint of a version, to be changed at will."""
+    made = make_cde(request.param)
     shutil.copytree(made.parent, tmp_path / "cde")
     return tmp_path / "cde" / made.name
 
@@ -80,9 +78,8 @@ def change_weight(folder: Path, name: str) -> None:
     save_file(tensors | {name: torch.ones_like(tensors[name])}, folder / "model.safetensors")
 
 
-@VERSIONS
 def test_ingest_with_context_is_searchable_in_the_vectors_of_both_stages(
-    version: int, folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path
 ) -> None:
     config = settings(folder)
     report = build_index(source(tmp_path), tmp_path / "root", "c", config)
@@ -105,23 +102,11 @@ def test_ingest_with_context_is_searchable_in_the_vectors_of_both_stages(
     assert np.allclose([hit.scores["document"] for hit in found.hits], np.sort(expected)[::-1], atol=1e-5)
 
 
-@VERSIONS
-def test_ingest_of_more_documents_keeps_the_context_and_its_order(
-    version: int, folder: Path, tmp_path: Path
-) -> None:
-    build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
-    before = stored_context(tmp_path / "root")
-    build_index(source(tmp_path, [*TEXTS, "one more stone."]), tmp_path / "root", "c", settings(folder))
-    after = stored_context(tmp_path / "root")
-    assert (after.doc_ids, after.fingerprint) == (before.doc_ids, before.fingerprint)
-
-
-@VERSIONS
 @pytest.mark.parametrize(
     "stage", ["first_stage_model.mlp.0.bias", "second_stage_model.output_projection.0.bias"]
 )
 def test_search_with_other_weights_in_either_stage_is_refused(
-    version: int, stage: str, folder: Path, tmp_path: Path
+    stage: str, folder: Path, tmp_path: Path
 ) -> None:
     build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
     change_weight(folder, stage)
@@ -129,33 +114,23 @@ def test_search_with_other_weights_in_either_stage_is_refused(
         open_collection("c", root=tmp_path / "root").search("stone")
 
 
-@VERSIONS
-def test_ingest_behind_context_vectors_of_another_model_is_refused_before_anything_is_encoded(
-    version: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ingest_of_more_documents_keeps_the_context_and_is_refused_behind_that_of_another_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
+    before = stored_context(tmp_path / "root")
+    build_index(source(tmp_path, [*TEXTS, "one more stone."]), tmp_path / "root", "c", settings(folder))
+    after = stored_context(tmp_path / "root")
+    assert (after.doc_ids, after.fingerprint) == (before.doc_ids, before.fingerprint)
     change_weight(folder, "first_stage_model.mlp.0.bias")
     monkeypatch.setattr(DocumentEncoder, "encode", lambda *_: pytest.fail("a text was encoded"))
     with pytest.raises(FingerprintMismatchError, match="must keep the model it was built with"):
-        build_index(source(tmp_path, [*TEXTS, "one more stone."]), tmp_path / "root", "c", settings(folder))
+        build_index(source(tmp_path, [*TEXTS, "a stone."]), tmp_path / "root", "c", settings(folder))
 
 
-def stop_when_the_context_is_written(point: str) -> None:
-    if point == "context-written":
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("version", [1])
-def test_ingest_resumed_with_another_model_in_the_folder_is_refused(
-    version: int, folder: Path, tmp_path: Path
-) -> None:
-    before = list(durable._observers)
-    durable.observe_commit_points(stop_when_the_context_is_written)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
-    finally:
-        durable._observers[:] = before
+def test_ingest_resumed_with_another_model_in_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    with small_ingests.stopped_at("context-written"):
+        build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
     change_weight(folder, "first_stage_model.mlp.0.bias")
     with pytest.raises(
         FingerprintMismatchError, match="must go on with the model it began with, got other weights"
@@ -163,10 +138,7 @@ def test_ingest_resumed_with_another_model_in_the_folder_is_refused(
         build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
 
 
-@VERSIONS
-def test_ingest_without_context_takes_any_number_of_context_documents(
-    version: int, folder: Path, tmp_path: Path
-) -> None:
+def test_ingest_without_context_takes_any_number_of_context_documents(folder: Path, tmp_path: Path) -> None:
     config = replace(
         settings(folder, use_context=False),
         context=ContextConfig(context_documents=7, max_document_tokens=32),
@@ -186,7 +158,6 @@ def context_set(count: int, width: int = 32) -> ContextSet:
     )
 
 
-@VERSIONS
 @pytest.mark.parametrize("kind", [DocumentEncoder, TextEncoder])
 @pytest.mark.parametrize(
     ("context", "sentence"),
@@ -197,14 +168,13 @@ def context_set(count: int, width: int = 32) -> ContextSet:
     ids=["too many", "too narrow"],
 )
 def test_context_that_does_not_fit_is_refused_for_documents_and_queries(
-    version: int, kind: Any, context: ContextSet, sentence: str, folder: Path
+    kind: Any, context: ContextSet, sentence: str, folder: Path
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         kind(settings(folder).encoder, context)
 
 
-@VERSIONS
-def test_fingerprint_of_an_encoder_covers_the_order_of_its_context(version: int, folder: Path) -> None:
+def test_fingerprint_of_an_encoder_covers_the_order_of_its_context(folder: Path) -> None:
     context = context_set(6)
     turned = ContextSet(
         doc_ids=context.doc_ids[::-1],

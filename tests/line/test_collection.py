@@ -133,7 +133,9 @@ def test_add_fills_missing_columns_with_nulls_and_makes_mixed_ones_texts(
     ]
 
 
-def test_names_of_columns_hold_for_one_call(notes: cairn.Collection, tmp_path: Path) -> None:
+def test_names_of_columns_hold_for_one_call_and_those_that_create_is_given_for_all(
+    notes: cairn.Collection, root: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
     notes.add([{"key": "k", "body": "old stone"}], id_column="key", text_column="body")
     assert notes.add([{"id": "i", "text": "path"}]).indexed == 1
     with pytest.raises(SchemaError, match=r"got none in memory.*--id-column, in Python with id_column"):
@@ -142,9 +144,6 @@ def test_names_of_columns_hold_for_one_call(notes: cairn.Collection, tmp_path: P
     notes.add([{"key": "k2", "body": "way"}], id_column="key", text_column="body")
     assert notes.add(str(tmp_path / "rows.jsonl")).indexed == 1
     assert sorted(notes.documents.ids()) == ["i", "j", "k", "k2"]
-
-
-def test_names_of_columns_that_create_is_given_hold_for_all(root: Path, settings: dict[str, Any]) -> None:
     settings["corpus"] = {"id_column": "key"}
     cairn.Collection.create("keyed", root=root, settings=settings).add([{"key": "k", "text": "old stone"}])
     keyed = cairn.open_collection("keyed", root=root)
@@ -301,22 +300,20 @@ def test_lists_and_arrays_of_numpys_dates_are_stored_as_dates(notes: cairn.Colle
     ]
 
 
-@pytest.mark.parametrize("given", [7, "no-such-folder", [1, 2], [{1: "x"}], [b"x"]], ids=repr)
-def test_add_refuses_what_is_no_document(notes: cairn.Collection, given: Any) -> None:
-    with pytest.raises(UsageError):
-        notes.add(given)
-
-
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
+        *((given, "must be") for given in (7, [1, 2], [{1: "x"}], [b"x"])),
+        ("no-such-folder", "no-such-folder"),
         ([{"a": 1}, 3], "or dictionaries, got 3; give"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "got what Arrow does not take .*Duplicate column names"),
         ([pa.record_batch({name: [1]}) for name in "ab"], "got what Arrow does not take .*Schema at index 1"),
     ],
-    ids=["row", "pandas", "batches"],
+    ids=[*("number", "numbers", "key", "bytes", "folder"), *("row", "pandas", "batches")],
 )
-def test_add_names_what_arrow_cannot_hold(notes: cairn.Collection, given: Any, sentence: str) -> None:
+def test_add_refuses_what_is_no_document_or_cannot_be_held(
+    notes: cairn.Collection, given: Any, sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence):
         notes.add(given)
 

@@ -41,20 +41,28 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_lineage_names_file_row_run_model_and_generation(
-    root: Path, corpus: Path, config: IngestConfig
+    root: Path, corpus: Path, config: IngestConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build_index([str(corpus)], root, "c", config)
-    found, manifest = lineage(root, "doc-2"), read_manifest(CollectionLayout(root, "c"), 1)
+    report = build_index([str(corpus)], root, "c", config)
+    layout = CollectionLayout(root, "c")
+    found, manifest = lineage(root, "doc-2"), read_manifest(layout, 1)
 
     assert (found.source_file, found.source_row) == (f"{corpus}/a.parquet", 2)
     assert (found.run.run_id, found.run.job, found.run.generation) == (manifest.run_id, "build_index", 1)
     assert found.published_by == manifest.run_id
-    assert (found.model, found.encoder_fingerprint) == (
-        config.encoder.model,
-        manifest.fingerprints["encoder"],
-    )
+    made_with = config.encoder.model, manifest.fingerprints["encoder"]
+    assert (found.model, found.encoder_fingerprint) == made_with
     assert lineage(root, "doc-4").source_row == 1
     assert open_collection("c", root=root).lineage("doc-99") is None
+    # The record of a run names the folder, and not each of its files.
+    record = json.loads((layout.runs_folder / f"{manifest.run_id}.json").read_text())
+    assert (report.files, manifest.sources, record["sources"]) == (2, (str(corpus),), [str(corpus)])
+
+    assert run(cairn, ["lineage", "c", "doc-4", "--root", str(root)], "cairn") == 0
+    assert f"{corpus}/b.parquet, row 1" in capsys.readouterr().out
+    assert run(cairn, ["lineage", "c", "doc-4", "--root", str(root), "--json"], "cairn") == 0
+    assert json.loads(capsys.readouterr().out) == lineage(root, "doc-4").to_dict()
+    assert run(cairn, ["lineage", "c", "doc-99", "--root", str(root)], "cairn") == 2
 
 
 def test_lineage_after_a_change_is_of_the_run_that_read_it(
@@ -100,28 +108,3 @@ def test_lineage_without_the_files_of_runs_knows_the_source_file_alone(
 
     assert cut == gone
     assert (gone.source_file, gone.source_row, gone.run) == (f"{corpus}/a.parquet", None, None)
-
-
-def test_manifest_and_run_name_the_folder_and_not_each_of_its_files(
-    root: Path, corpus: Path, config: IngestConfig
-) -> None:
-    report = build_index([str(corpus)], root, "c", config)
-    layout = CollectionLayout(root, "c")
-    manifest = read_manifest(layout, 1)
-
-    assert (report.files, manifest.sources) == (2, (str(corpus),))
-    assert json.loads((layout.runs_folder / f"{manifest.run_id}.json").read_text())["sources"] == [
-        str(corpus)
-    ]
-
-
-def test_lineage_verb_says_the_row_and_exits_two_without_a_document(
-    root: Path, corpus: Path, config: IngestConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build_index([str(corpus)], root, "c", config)
-
-    assert run(cairn, ["lineage", "c", "doc-4", "--root", str(root)], "cairn") == 0
-    assert f"{corpus}/b.parquet, row 1" in capsys.readouterr().out
-    assert run(cairn, ["lineage", "c", "doc-4", "--root", str(root), "--json"], "cairn") == 0
-    assert json.loads(capsys.readouterr().out) == lineage(root, "doc-4").to_dict()
-    assert run(cairn, ["lineage", "c", "doc-99", "--root", str(root)], "cairn") == 2

@@ -15,7 +15,7 @@ import torch
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.encode.shards import as_parquet
-from cairn.pipeline.errors import DiskFullError, KeyReusedError, StorageError
+from cairn.pipeline.errors import DiskFullError, StorageError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line import kept_keys, live, write_log
 from cairn.pipeline.line.encoder_worker import EncoderWorker
@@ -31,13 +31,17 @@ def opened(layout: CollectionLayout) -> LiveWriter:
     return LiveWriter(layout, backbone=lambda: None, take_up=lambda _: None)
 
 
-def test_folder_of_a_new_collection_outlives_a_power_cut(
+def test_folder_of_a_new_collection_outlives_a_power_cut_and_a_stopped_writer_lets_go_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[Path] = []
     monkeypatch.setattr(durable, "fsync_folder", flushed.append)
     layout = CollectionLayout(tmp_path, "c")
-    opened(layout).stop(0)
+    for _ in range(2):
+        writer = opened(layout)
+        assert writer.is_open
+        writer.stop(0)
+        assert not writer.is_open
     assert {layout.root, layout.folder} <= {*flushed}
 
 
@@ -50,15 +54,6 @@ def test_stored_settings_count_once_there_are_some(tmp_path: Path, monkeypatch: 
     layout.current_path.write_text("another")
     assert writer._config().cluster.num_clusters == 7
     writer.stop(0)
-
-
-def test_stopped_writer_lets_go_of_its_log(tmp_path: Path) -> None:
-    layout = CollectionLayout(tmp_path, "c")
-    for _ in range(2):
-        writer = opened(layout)
-        assert writer.is_open
-        writer.stop(0)
-        assert not writer.is_open
 
 
 def test_writer_rests_twice_as_long_as_a_publication_took_while_searches_wait(tmp_path: Path) -> None:
@@ -149,17 +144,9 @@ def records(path: Path) -> list[int]:
     return [record["number"] for _, record in log.records]
 
 
-def test_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_log_cut_at_any_byte_or_filled_with_zeros_has_all_whole_records_before_it(tmp_path: Path) -> None:
     log = WriteLog(tmp_path / "writes.log")
-    for number in range(3):
-        log.append({"number": number, "text": "é\u2028"})
-    log.close()
-    assert records(tmp_path / "writes.log") == [0, 1, 2]
-
-
-def test_log_cut_at_any_byte_has_all_whole_records_before_it(tmp_path: Path) -> None:
-    log = WriteLog(tmp_path / "writes.log")
-    ends = [log.append({"number": number}) for number in range(4)][1:]
+    ends = [log.append({"number": number, "text": "é\u2028"}) for number in range(4)][1:]
     log.close()
     content = (tmp_path / "writes.log").read_bytes()
     for size in range(len(content)):
@@ -167,6 +154,8 @@ def test_log_cut_at_any_byte_has_all_whole_records_before_it(tmp_path: Path) -> 
         path.write_bytes(content[:size])
         assert records(path) == list(range(sum(end <= size for end in ends)))
         assert records(path) == list(range(sum(end <= size for end in ends))), "it was cut there"
+    (tmp_path / "writes.log").write_bytes(content + bytes(4_096))
+    assert records(tmp_path / "writes.log") == [0, 1, 2, 3]
 
 
 def test_flipped_bit_costs_no_record_before_it(tmp_path: Path) -> None:
@@ -209,15 +198,6 @@ def test_replaced_log_keeps_what_follows_a_position(tmp_path: Path) -> None:
     assert records(tmp_path / "writes.log") == [20, 3, 4]
 
 
-def test_zeros_at_the_end_are_no_record(tmp_path: Path) -> None:
-    log = WriteLog(tmp_path / "writes.log")
-    log.append({"number": 0})
-    log.close()
-    with (tmp_path / "writes.log").open("ab") as stream:
-        stream.write(bytes(4_096))
-    assert records(tmp_path / "writes.log") == [0]
-
-
 @pytest.mark.parametrize("step", ["fsync_file", "fsync_folder"])
 def test_log_that_could_not_be_replaced_takes_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -250,15 +230,6 @@ def test_log_is_grown_once_it_is_twice_what_was_kept(tmp_path: Path, monkeypatch
     log.append({})
     assert log.is_grown
     log.close()
-
-
-def test_key_brings_its_write_and_refuses_another_request() -> None:
-    keys = KeptKeys()
-    keys.add({"a": ("digest", 3, {"deleted": 1})})
-    assert keys.find("a", "digest") == (3, {"deleted": 1})
-    assert keys.find("b", "digest") is None
-    with pytest.raises(KeyReusedError):
-        keys.find("a", "another")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,9 +62,7 @@ def _ingest(corpus: Path, *options: str) -> int:
 
 def test_ingest_of_a_folder_stores_what_it_brings_and_searches_with_it(folder: Path, corpus: Path) -> None:
     assert _ingest(corpus, "--model", str(folder), "--precision", "fp32") == 0
-    stored = stored_settings("cairn-data", "c")
-    assert stored is not None
-    assert (stored["encoder"]["pooling"], stored["encoder"]["query_prefix"]) == ("cls", "old mark: ")
+    assert (_encoder()["pooling"], _encoder()["query_prefix"]) == ("cls", "old mark: ")
     answer = open_collection("c").search("old stone path over the mountain.", hybrid=False)
     encoder = load_encoder(folder, precision="fp32")
     query = encoder.encode_queries(["old stone path over the mountain."])[0]
@@ -84,10 +83,8 @@ def test_an_ingest_with_cairn_lmk_pools_landmarks_near_the_means_of_its_base(cor
     table = pa.table({"id": ["d"], "title": ["How masons built"], "text": [text]})
     pq.write_table(table, corpus)
     assert _ingest(corpus, "--model", "cairn-lmk") == 0
-    stored = stored_settings("cairn-data", "c")
-    assert stored is not None
     named = ("pooling", "attention", "window_tokens", "title_tokens")
-    assert [stored["encoder"][name] for name in named] == ["lmk", "full", 512, 32]
+    assert [_encoder()[name] for name in named] == ["lmk", "full", 512, 32]
     assert open_collection("c").search("why does an arch stand?").hits[0].doc_id == "d"
 
     as_shipped = encoder_config({"model": "cairn-lmk"})
@@ -111,9 +108,7 @@ def test_ingest_again_keeps_the_collections_settings_whatever_the_folder_says_no
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
     pq.write_table(pa.table({"id": ["d"], "text": ["marks on stones."]}), corpus)
     assert _ingest(corpus) == 0
-    stored = stored_settings("cairn-data", "c")
-    assert stored is not None
-    assert stored["encoder"]["pooling"] == "cls"
+    assert _encoder()["pooling"] == "cls"
     assert len(open_collection("c").search("stones", hybrid=False).hits) == 4
 
 
@@ -126,10 +121,15 @@ def test_ingest_of_a_name_in_the_cache_needs_no_network(
     (repository / "refs" / "main").write_text("0a" * 20)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     assert _ingest(corpus, "--model", "stone/small") == 0
+    assert (_encoder()["model"], _encoder()["pooling"]) == ("stone/small", "cls")
+    assert open_collection("c").search("the cat", hybrid=False).hits
+
+
+def _encoder() -> dict[str, Any]:
+    """Return the settings of the encoder that the collection has stored."""
     stored = stored_settings("cairn-data", "c")
     assert stored is not None
-    assert (stored["encoder"]["model"], stored["encoder"]["pooling"]) == ("stone/small", "cls")
-    assert open_collection("c").search("the cat", hybrid=False).hits
+    return stored["encoder"]
 
 
 def _scale_weights(folder: Path) -> None:
@@ -150,9 +150,7 @@ def test_ingest_with_the_moved_model_points_the_collection_there_though_nothing_
     assert _ingest(corpus, "--model", str(tmp_path / "moved"), "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["unchanged"], report["encoded"], report["generation"]) == (3, 0, 2)
-    stored = stored_settings("cairn-data", "c")
-    assert stored is not None
-    assert stored["encoder"]["model"] == str(tmp_path / "moved")
+    assert _encoder()["model"] == str(tmp_path / "moved")
     assert len(open_collection("c").search("the cat", hybrid=False).hits) == 3
     assert _ingest(corpus, "--json") == 0
     assert json.loads(capsys.readouterr().out)["generation"] == 2
@@ -171,9 +169,7 @@ def test_ingest_with_another_model_is_refused_by_its_weights_and_both_are_named(
     assert f"must keep the model it was built with ('{folder}'), got other weights" in error
     assert f"from '{tmp_path / 'other'}'" in error
     assert error.count("\n") == 1
-    stored = stored_settings("cairn-data", "c")
-    assert stored is not None
-    assert stored["encoder"]["model"] == str(folder)
+    assert _encoder()["model"] == str(folder)
 
 
 def test_unchanged_ingest_after_the_weights_changed_in_place_is_refused(

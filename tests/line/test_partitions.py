@@ -1,8 +1,7 @@
 """A collection in partitions answers as one folder does, and every write to it is one publication."""
 
-import pickle
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -44,7 +43,7 @@ from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.served import Served
 
 from tests.damages import put
-from tests.small_ingests import ingest_rows, text_of, write_rows
+from tests.small_ingests import ingest_rows, stopped_at, text_of, write_rows
 
 PARTITIONS = 3
 WORDS = ("stone", "path", "hill", "river", "cairn", "summit", "ridge", "snow", "wind", "lake")
@@ -168,7 +167,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory, config: IngestConfig) -> d
     return {name: open_collection(name, root=folder / "root") for name in ("one", "four", "cut")}
 
 
-def test_ties_in_words_are_scored_and_ranked_alike_in_every_layout(layouts: dict[str, Collection]) -> None:
+def test_ties_probabilities_and_counts_are_alike_in_every_layout(layouts: dict[str, Collection]) -> None:
     every = layouts["one"].search("river", top_k=80).hits
     assert len(every) == 80
     assert all(hit.scores["bm25"] > 0.0 for hit in every)
@@ -177,15 +176,9 @@ def test_ties_in_words_are_scored_and_ranked_alike_in_every_layout(layouts: dict
         hits = {name: each.search("river", top_k=top_k).hits for name, each in layouts.items()}
         assert hits["one"] == hits["four"] == hits["cut"]
         assert all(hit.score == score_of[hit.doc_id] for hit in hits["one"])
-
-
-def test_probability_of_a_hit_is_the_same_in_every_layout(layouts: dict[str, Collection]) -> None:
     one, *others = (each.search("river 7", top_k=80, min_probability=0.0) for each in layouts.values())
     assert len({hit.scores["probability"] for hit in one.hits}) > 1
     assert [each.hits for each in others] == [one.hits] * 2
-
-
-def test_values_of_equal_counts_are_listed_alike_in_every_layout(layouts: dict[str, Collection]) -> None:
     one, *others = (each.facets(["topic", "place"], num_values=12) for each in layouts.values())
     assert [value.value for value in one[0].values] == [f"topic{number}" for number in range(7)]
     assert others == [one] * 2
@@ -256,9 +249,13 @@ def test_partitions_of_fewer_documents_than_there_are_partitions(root: Path, ing
     layout = CollectionLayout(root, "c")
     ingest({1: 0})
     assert sorted(generations(layout)) == [0, 0, 1]
-    assert open_collection("c", root=root).search("stone").hits[0].doc_id == "doc-001"
+    collection = open_collection("c", root=root)
+    assert collection.search("stone").hits[0].doc_id == "doc-001"
     Collection(layout).delete("doc-001")
     assert len(open_collection("c", root=root).documents) == 0
+    with pytest.raises(UsageError, match="must hold documents to be cut"):
+        repartition(layout, 4)
+    assert verify_collection(layout) == []
     ingest({**dict.fromkeys(range(6), 0), 1: 1})
     assert len(contents(layout)) == 6
 
@@ -275,11 +272,10 @@ def test_partitions_of_fewer_documents_than_there_are_partitions(root: Path, ing
     ],
 )
 def test_kill_of_a_publication_leaves_the_old_or_the_new_collection(
-    layout: CollectionLayout, stop_at: Callable[..., None], point: str, times: int, ingest: Ingest
+    layout: CollectionLayout, point: str, times: int, ingest: Ingest
 ) -> None:
     before = contents(layout)
-    stop_at(point, times)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at(point, times):
         ingest(NEXT)
     after = {f"doc-{number:03d}": document(number, 1)["text"] for number in range(24)}
     assert contents(layout) == (after if (point, times) == ("current-replaced", 4) else before)
@@ -291,10 +287,9 @@ def test_kill_of_a_publication_leaves_the_old_or_the_new_collection(
 
 @pytest.mark.parametrize(("point", "times"), [("partition-published", 2), ("documents-added", 1)])
 def test_kill_of_a_first_ingest_leaves_nothing_and_the_next_goes_on(
-    root: Path, stop_at: Callable[..., None], point: str, times: int, ingest: Ingest
+    root: Path, point: str, times: int, ingest: Ingest
 ) -> None:
-    stop_at(point, times)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at(point, times):
         ingest(FIRST)
     layout = CollectionLayout(root, "c")
     assert not layout.exists()
@@ -344,26 +339,23 @@ def test_repartition_copies_every_row_and_later_ingests_go_on(
         assert not layout.lance_folder.exists()
 
 
-def test_collection_without_documents_is_not_cut(layout: CollectionLayout) -> None:
-    collection = open_collection("c", root=layout.root)
-    collection.delete(list(collection.documents.ids()))
-    with pytest.raises(UsageError, match="must hold documents to be cut"):
-        repartition(layout, 4)
-    assert verify_collection(layout) == []
-
-
-@pytest.mark.parametrize(("point", "times"), [("partition-published", 1), ("manifest-written", 5)])
+@pytest.mark.parametrize(
+    ("point", "times", "numbers"),
+    [("partition-published", 1, (4,)), ("manifest-written", 5, (4,)), ("documents-added", 1, (1, 2, 1))],
+)
 def test_kill_of_a_repartition_leaves_the_collection_as_it_was(
-    layout: CollectionLayout, stop_at: Callable[..., None], point: str, times: int
+    layout: CollectionLayout, point: str, times: int, numbers: tuple[int, ...]
 ) -> None:
+    *before_it, number = numbers
     before = contents(layout)
-    stop_at(point, times)
-    with pytest.raises(KeyboardInterrupt):
-        repartition(layout, 4)
+    for each in before_it:
+        repartition(layout, each)
+    with stopped_at(point, times):
+        repartition(layout, number)
     assert contents(layout) == before
-    repartition(layout, 4)
+    repartition(layout, number)
     assert contents(layout) == before
-    assert len(generations(layout)) == 4
+    assert len(generations(layout)) == (number if number > 1 else 0)
 
 
 def test_failed_repartition_leaves_no_copies_on_the_disk(
@@ -453,18 +445,6 @@ def test_worker_that_wakes_when_another_has_done_its_task_changes_nothing(
     assert contents(layout) == {f"doc-{number:03d}": document(number, 1)["text"] for number in range(24)}
 
 
-def test_repartition_to_one_that_is_killed_leaves_no_generation_damaged(
-    layout: CollectionLayout, stop_at: Callable[..., None]
-) -> None:
-    before = contents(layout)
-    repartition(layout, 1)
-    repartition(layout, 2)
-    stop_at("documents-added")
-    with pytest.raises(KeyboardInterrupt):
-        repartition(layout, 1)
-    assert contents(layout) == before
-
-
 @pytest.mark.parametrize("are_partitions_damaged", [False, True])
 def test_context_that_the_collection_has_lost_is_that_of_a_partition(
     layout: CollectionLayout, are_partitions_damaged: bool
@@ -524,12 +504,9 @@ def test_lost_partition_is_told_and_filled_again_by_an_ingest(
     assert sorted(contents(layout)) == IDS
 
 
-def test_killed_repair_of_damaged_rows_is_told_by_the_next(
-    layout: CollectionLayout, stop_at: Callable[..., None]
-) -> None:
+def test_killed_repair_of_damaged_rows_is_told_by_the_next(layout: CollectionLayout) -> None:
     next(layout.partitions_folder.glob("*/lance/documents.lance/data/*")).write_bytes(b"")
-    stop_at("side-files-copied", 2)  # that of the collection, behind that of the partition
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at("side-files-copied", 2):  # that of the collection, behind that of the partition
         repair_collection(layout)
     report = repair_collection(layout)
     assert 0 < len(report.lost) < 24
@@ -664,25 +641,6 @@ def test_what_partitions_do_not_have_is_refused_with_a_sentence(
     monkeypatch.setattr(EncoderWorker, "begin", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(FingerprintMismatchError, match=r"index.partitions is 3, got 2"):
         ingest(FIRST, index=replace(config.index, partitions=2))
-
-
-def test_change_of_a_partition_travels_to_another_process(
-    layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch, ingest: Ingest
-) -> None:
-    travelled: list[str] = []
-
-    def run_tasks(tasks: Sequence[ChangePartition], folder: Path) -> list[PartitionRecord]:
-        assert folder.is_dir()
-        travelled.extend(task.record.name for task in tasks)
-        return [pickle.loads(pickle.dumps(task)).run() for task in tasks]
-
-    monkeypatch.setattr(EncoderWorker, "run_tasks", staticmethod(run_tasks))
-    ingest(NEXT)
-    assert len(travelled) == PARTITIONS
-    assert contents(layout)["doc-005"] == document(5, 1)["text"]
-    assert compact_collection(layout, run_tasks=run_tasks).documents == 24
-    assert len(travelled) == 2 * PARTITIONS
-    assert verify_collection(layout) == []
 
 
 def test_mean_of_vectors_has_the_same_bits_in_any_order() -> None:

@@ -133,7 +133,7 @@ def test_sparse_scores_rank_only_where_they_have_a_weight(layout: CollectionLayo
 
 
 @pytest.mark.parametrize("whole_chunks", [0, tiers.WHOLE_CHUNKS])
-def test_updates_deletions_and_merges_keep_the_weights(
+def test_updates_deletions_merges_and_a_new_context_keep_the_weights(
     layout: CollectionLayout,
     sparse_model: Path,
     config: IngestConfig,
@@ -147,8 +147,9 @@ def test_updates_deletions_and_merges_keep_the_weights(
     left = [row for row in rows if row["id"] not in ("d03", "d05")]
     assert len(open_generation(layout).segments) == (2 if whole_chunks == 0 else 1)
     require_sparse(layout, sparse_model, left)
-
     compact_collection(layout)
+    require_sparse(layout, sparse_model, left)
+    recontextualise(layout.root, "c", config)
     require_sparse(layout, sparse_model, left)
 
 
@@ -173,14 +174,6 @@ def test_partitions_and_shards_answer_as_one_folder_does(
 
 def parts_of(layout: CollectionLayout) -> list[Any]:
     return list(wholes(layout, open_generation(layout).manifest))
-
-
-def test_new_context_encodes_the_weights_again(
-    layout: CollectionLayout, sparse_model: Path, config: IngestConfig
-) -> None:
-    recontextualise(layout.root, "c", config)
-
-    require_sparse(layout, sparse_model, ROWS)
 
 
 def test_collection_keeps_its_sparse_encoder(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,8 @@ from cairn.pipeline.index.object_folder import ObjectFolder
 from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.search import served as served_module
+
+from tests.served_stones import wait_until
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -111,17 +112,6 @@ def test_partitions_in_a_store_are_written_searched_and_cut_again_by_any_machine
     assert len(used) == 2
 
 
-def test_records_and_refused_rows_of_a_run_are_in_the_store(
-    on: Callable[..., Any], ingest: tuple[str, ...]
-) -> None:
-    on("a", *ingest)
-    folder = ObjectFolder(f"{ROOT}/c")
-    assert [[Path(key).suffix for key in folder.list(name)] for name in ("runs", "quarantine")] == [
-        [".json"],
-        [".parquet"],
-    ]
-
-
 def test_open_collection_follows_what_another_machine_publishes(
     on: Callable[..., Any],
     ingest: tuple[str, ...],
@@ -135,35 +125,31 @@ def test_open_collection_follows_what_another_machine_publishes(
     assert collection.search("snow").generation == 1
     put_corpus(object_store, {**TEXTS, "d": "snow lies on the ridge until june"})
     on("b", *ingest)
-    deadline = time.monotonic() + 600
-    while collection.search("snow").generation == 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: collection.search("snow").generation != 1)
     assert collection.search("snow lies on the ridge").hits[0].doc_id == "d"
 
 
-def test_advice_names_the_root_in_the_store(
+def test_records_and_refused_rows_of_a_run_are_in_the_store_which_advice_names(
     on: Callable[..., Any], ingest: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     on("a", *ingest)
     folder = ObjectFolder(f"{ROOT}/c")
+    kept = [[Path(key).suffix for key in folder.list(name)] for name in ("runs", "quarantine")]
+    assert kept == [[".json"], [".parquet"]]
     folder.delete(list(folder.list("files"))[:1])
     assert run(cairn, ["verify", "c"], "cairn") == 1
     assert "cairn repair c --root s3://cairn/indexes" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("short_library")
-def test_sample_is_written_into_a_store(on: Callable[..., Any], tiny_model_folder: Path) -> None:
+def test_sample_is_written_into_a_store_and_refused_before_it_is_made_for_another_kind(
+    on: Callable[..., Any], tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, report = on("here", "sample", "s3://cairn/corpus", "--max-documents", "5", "--json")
     assert (code, report["documents"]) == (0, 5)
     options = ("--collection", "c", "--model", str(tiny_model_folder), "--dry-run", "--json", "--quiet")
     code, report = on("here", "ingest", "s3://cairn/corpus", *options)
     assert (code, report["rows"]) == (0, 5)
-
-
-def test_sample_for_another_kind_of_storage_is_refused_before_it_is_made(
-    on: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.delattr("cairn.pipeline.corpus.sample.write_sample")
     assert on("here", "sample", "gs://bucket/corpus", "--max-documents", "5")[0] == 2
 

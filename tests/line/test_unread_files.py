@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus import file_identity, ledger
 from cairn.pipeline.errors import TryAgainError
@@ -25,6 +24,9 @@ from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.line.recontextualise import recontextualise
 from cairn.pipeline.types import IngestReport
+
+from tests.small_ingests import stopped_at
+from tests.stored_collections import stored
 
 NAMES = ("a", "b", "c")
 
@@ -66,16 +68,14 @@ def layout(root: Path, ingest: Callable[..., IngestReport]) -> CollectionLayout:
     return CollectionLayout(root, "c")
 
 
-def test_rerun_reads_the_one_file_that_changed(
-    layout: CollectionLayout,
-    corpus: Path,
-    config: IngestConfig,
-    ingest: Callable[..., IngestReport],
-    stored: Callable[..., Any],
+def test_rerun_reads_the_one_file_that_changed_as_a_plan_says_which_records_nothing(
+    layout: CollectionLayout, corpus: Path, config: IngestConfig, ingest: Callable[..., IngestReport]
 ) -> None:
     assert ingest().unread_files == 3
     write(corpus, "b", ["the stone path", "the old cat"])
+    before = layout.sources_path.read_bytes()
     plan = plan_index([str(corpus)], layout.root, "c", replace(config, sync=True))
+    assert layout.sources_path.read_bytes() == before
     report = ingest(sync=True)
     counted = ("rows", "indexed", "unchanged", "quarantined", "deleted", "files", "unread_files")
     assert {name: getattr(report, name) for name in counted} == {name: plan[name] for name in counted}
@@ -85,19 +85,15 @@ def test_rerun_reads_the_one_file_that_changed(
     assert ingest().unread_files == 3
 
 
-def test_reread_reads_every_file(layout: CollectionLayout, ingest: Callable[..., IngestReport]) -> None:
-    report = ingest(reread=True)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_reread_and_a_lost_record_make_every_file_be_read_once(
+    layout: CollectionLayout, ingest: Callable[..., IngestReport], is_known: bool
+) -> None:
+    if not is_known:
+        layout.sources_path.unlink()
+    report = ingest(reread=is_known)
     assert (report.unread_files, report.unchanged) == (0, 9)
     assert ingest().unread_files == 3
-
-
-def test_plan_changes_nothing_of_the_record(
-    layout: CollectionLayout, corpus: Path, config: IngestConfig
-) -> None:
-    before = layout.sources_path.read_bytes()
-    write(corpus, "b", ["another text"])
-    assert plan_index([str(corpus)], layout.root, "c", config)["unread_files"] == 2
-    assert layout.sources_path.read_bytes() == before
 
 
 def test_deleted_document_comes_back_from_a_file_that_is_unchanged(
@@ -109,7 +105,7 @@ def test_deleted_document_comes_back_from_a_file_that_is_unchanged(
 
 
 def test_repair_that_returns_to_an_older_generation_makes_all_files_be_read(
-    layout: CollectionLayout, corpus: Path, ingest: Callable[..., IngestReport], stored: Callable[..., Any]
+    layout: CollectionLayout, corpus: Path, ingest: Callable[..., IngestReport]
 ) -> None:
     write(corpus, "b", ["the old cat", "the old river", "a mountain walk"])
     ingest()
@@ -133,14 +129,6 @@ def test_publication_of_the_same_documents_leaves_files_known(
     assert (report.unread_files, report.generation) == (3, 2)
 
 
-def test_collection_without_a_record_reads_all_and_is_known_afterwards(
-    layout: CollectionLayout, ingest: Callable[..., IngestReport]
-) -> None:
-    layout.sources_path.unlink()
-    assert ingest().unread_files == 0
-    assert ingest().unread_files == 3
-
-
 def test_jobs_in_parts_record_files_when_the_last_one_publishes(
     layout: CollectionLayout, corpus: Path, config: IngestConfig
 ) -> None:
@@ -156,19 +144,11 @@ def test_jobs_in_parts_record_files_when_the_last_one_publishes(
     [("shard-written", 2), ("chunks-added", 2), ("current-replaced", 0), ("old-generations-pruned", 0)],
 )
 def test_killed_run_leaves_only_files_unread_that_an_earlier_one_finished(
-    layout: CollectionLayout,
-    corpus: Path,
-    ingest: Callable[..., IngestReport],
-    stop_at: Callable[..., None],
-    stored: Callable[..., Any],
-    point: str,
-    unread_files: int,
+    layout: CollectionLayout, corpus: Path, ingest: Callable[..., IngestReport], point: str, unread_files: int
 ) -> None:
     write(corpus, "b", ["the old cat"])
-    stop_at(point)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at(point):
         ingest(sync=True, max_deleted=1.0)
-    durable._observers.clear()  # pyright: ignore[reportPrivateUsage]
     assert ingest(sync=True, max_deleted=1.0).unread_files == unread_files
     assert sorted(stored(layout.root)) == ["a0", "a1", "a2", "b0", "c0", "c1", "c2"]
     assert ingest().unread_files == 3

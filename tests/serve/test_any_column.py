@@ -30,7 +30,8 @@ ZONES = [None, "UTC", "Europe/Berlin", "+05:30", "America/New_York"]
 SCALARS = [
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint32(), pa.uint64()),
     *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.large_string(), pa.string_view()),
-    *(pa.dictionary(pa.int8(), pa.string()), pa.date32(), pa.date64(), pa.decimal128(12, 2)),
+    *(pa.dictionary(pa.int8(), pa.string()), pa.date32(), pa.date64(), pa.decimal32(7, 2)),
+    *(pa.decimal128(12, 2), pa.decimal256(50, 2)),
     *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in ZONES),
 ]
 NOT_KEPT = [pa.time64("us"), pa.duration("s"), pa.binary(), pa.struct([("a", pa.int8())]), pa.null()]

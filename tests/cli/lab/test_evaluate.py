@@ -10,9 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
-from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.encode.encoder import require_encoder_fit
-from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.evaluate import systems
 from cairn.pipeline.lab.evaluate.systems import LATE_RANKINGS, OUR_RANKINGS
 
@@ -39,7 +36,7 @@ def folder(tmp_path: Path) -> str:
 def test_evaluate_prints_tables_differences_averages_and_advice(
     call: Any, folder: str, tmp_path: Path
 ) -> None:
-    code, out, _ = call(folder, str(write_set(tmp_path / "hills")))
+    code, out, error = call(folder, str(write_set(tmp_path / "hills")), "--window-tokens", "256")
 
     assert code == 0
     for words in (
@@ -48,6 +45,7 @@ def test_evaluate_prints_tables_differences_averages_and_advice(
         "average of 2 sets",
     ):
         assert words in out
+    assert "warning: window_tokens has no effect with attention chunk" in error
 
 
 def test_evaluate_in_json_holds_every_system_and_the_advice(call: Any, folder: str) -> None:
@@ -156,30 +154,6 @@ def test_baselines_may_have_a_model_of_their_own(
     assert run(cairn, ["evaluate", folder, "--baseline-model", "nowhere", "--quiet"], "cairn") == 2
 
 
-def test_systems_that_do_not_fit_are_left_out_with_the_reason(
-    call: Any, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse_cls(config: EncoderConfig, backbone: Any) -> None:
-        if config.pooling == "cls":
-            raise ConfigError("this model has no [CLS]")
-        require_encoder_fit(config, backbone)
-
-    monkeypatch.setattr(systems, "require_encoder_fit", refuse_cls)
-    code, out, error = call(folder, "--ablate", "--systems", "landmark*/none/chunk")
-
-    assert code == 0
-    assert "left out: cls/none/document, " in error
-    assert "this model has no [CLS]" in error
-    assert "landmarks/none/chunk" in out
-
-
-def test_window_with_chunk_attention_warns_unless_the_whole_table_has_windows(call: Any, folder: str) -> None:
-    for options, warns in (((), True), (("--ablate",), False)):
-        systems = ("--systems", "cairn/*none/*chunk*/chunk")
-        _, _, err = call(folder, "--window-tokens", "256", *systems, *options, "--json")
-        assert ("warning: window_tokens has no effect with attention chunk" in err) == warns
-
-
 def test_missing_package_is_said_before_anything_is_encoded(
     call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,13 +165,3 @@ def test_missing_package_is_said_before_anything_is_encoded(
     code, _, err = call(str(tmp_path / "texts"), *options)
     assert (code, err.startswith("error: evaluating must have the package ir_measures")) == (2, True)
     assert not (tmp_path / "kept").exists()
-
-
-def test_model_with_prefixes_is_scored_in_every_row(
-    call: Any, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(systems, "BASELINE_TOKENS", (32,))
-    code, out, error = call(folder, "--document-prefix", "the way: ", "--query-prefix", "the old path: ")
-
-    assert (code, error) == (0, "")
-    assert {"chunks-32", "cairn/fused+bm25", "bm25"} <= set(out.split())

@@ -15,7 +15,6 @@ from cairn.jobs.engine import EngineConfig
 from cairn.jobs.ray_cluster import engine as ray_engine
 from cairn.jobs.ray_cluster import tasks
 from cairn.jobs.ray_cluster.engine import RayEngine
-from cairn.pipeline import durable
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.encode.shards import write_encoded_shard
@@ -27,7 +26,8 @@ from cairn.pipeline.line import encode as encode_corpus
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.engine import EncodedShard
 
-from tests.small_ingests import WINDOWS, settings, text_of, write_rows
+from tests.small_ingests import WINDOWS, settings, stopped_at, text_of, write_rows
+from tests.stored_collections import require_same, stored
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
@@ -61,12 +61,7 @@ def engine(ray_cluster: Any) -> EngineConfig:
 
 
 def test_ray_engine_builds_the_collection_that_the_local_engine_builds(
-    tmp_path: Path,
-    config: IngestConfig,
-    engine: EngineConfig,
-    stored: Callable[..., Any],
-    require_same: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, config: IngestConfig, engine: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first ingest, most of whose documents are not in the sample, and one that adds to it.
 
@@ -132,18 +127,11 @@ def test_partitions_that_workers_publish_are_those_of_the_local_engine(
 
 @pytest.mark.slow
 def test_interrupted_ray_ingest_goes_on_without_encoding_finished_shards_again(
-    tmp_path: Path,
-    config: IngestConfig,
-    engine: EngineConfig,
-    stored: Callable[..., Any],
-    require_same: Callable[..., None],
-    stop_at: Any,
+    tmp_path: Path, config: IngestConfig, engine: EngineConfig
 ) -> None:
     source = corpus(tmp_path / "a.parquet", range(60))
-    stop_at("shard-written", times=5)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at("shard-written", times=5):
         build_index([source], tmp_path, "c", config, engine=open_engine(engine, config))
-    durable._observers.clear()
     encoded_folder = CollectionLayout(tmp_path, "c").encoded_folder
     kept = sum(pq.read_metadata(path).num_rows for path in encoded_folder.glob("documents-*.parquet"))
     assert kept > 0

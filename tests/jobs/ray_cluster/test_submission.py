@@ -19,6 +19,8 @@ from cairn.jobs.job import main
 from cairn.jobs.ray_cluster.submission import JobServer
 from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
 
+from tests.stored_collections import stored
+
 TEXTS = {
     "a": "a cairn marks the way over the hill",
     "b": "the river runs past the old stone mill",
@@ -90,7 +92,7 @@ class TestOnACluster:
         assert [requests.get(url, headers=headers).status_code for headers in tokens] == [401, 403, 200]
 
     def test_job_that_runs_is_joined_and_goes_on_without_who_followed_it(
-        self, ray_cluster: Any, config: Path, tmp_path: Path, stored: Callable[..., Any]
+        self, ray_cluster: Any, config: Path, tmp_path: Path
     ):
         server = JobServer(ray_cluster.dashboard)
         first = server.submit(config)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +17,7 @@ from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
+from tests.served_stones import serving_process, wait_until
 from tests.small_ingests import WORDS, ingest_rows, settings, text_of
 
 START_SECONDS = 300
@@ -75,10 +72,6 @@ class Served:
         )
         return answer.status_code, answer.json() if answer.is_success else answer.content
 
-    def is_ready(self) -> bool:
-        """Tell whether the collections are open."""
-        return httpx2.get(f"{self.address}/readyz", timeout=START_SECONDS).is_success
-
     def shards(self) -> set[int]:
         """Return the processes of living shards."""
         return shard_processes(self.process.pid)
@@ -89,42 +82,17 @@ class Served:
 
     def await_shards(self, without: set[int]) -> None:
         """Wait until there is a process for every replica, none of them one of some."""
-        end = time.monotonic() + START_SECONDS
-        while len(self.shards() - without) < SHARDS * REPLICAS:
-            assert time.monotonic() < end, self.shards()
-            time.sleep(0.2)
+        wait_until(lambda: len(self.shards() - without) >= SHARDS * REPLICAS)
 
 
 @contextmanager
 def serve_shards(folder: Path, root: Path, model: Path, *options: str) -> Iterator[Served]:
     """Run `cairn serve --engine ray`, and stop it as a user does."""
-    face = str(Path(__file__).parents[3] / "pipeline/face")
-    command = [sys.executable, "-m", "cairn.cli.main", "serve", "--engine", "ray", "--root", str(root)]
-    flags = ["--shards", str(SHARDS), "--shard-replicas", str(REPLICAS), "--port", "0"]
-    said = folder / "log"
-    with said.open("wb") as log:
-        process = subprocess.Popen(
-            [*command, *flags, "--deadline-seconds", "120", *options],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": face, "PYTHONWARNINGS": "ignore"},
-            stderr=log,
-        )
-    try:
-        end = time.monotonic() + START_SECONDS
-        while not (found := re.search(r"serving .* at (http://\S+)", said.read_text("utf-8"))):
-            assert process.poll() is None, said.read_text("utf-8")
-            assert time.monotonic() < end, said.read_text("utf-8")
-            time.sleep(0.2)
-        served = Served(root, model, found[1], process)
-        while not served.is_ready():  # until then a request may be told to try again
-            assert time.monotonic() < end, said.read_text("utf-8")
-            time.sleep(0.2)
-        yield served
+    words = ("--engine", "ray", "--root", root, "--shards", str(SHARDS), "--shard-replicas", str(REPLICAS))
+    with serving_process(folder, *words, *options) as (process, address, _):
+        yield Served(root, model, address, process)
         process.send_signal(signal.SIGINT)
         assert process.wait(START_SECONDS) == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 def expected(root: Path) -> list[Any]:
@@ -159,7 +127,5 @@ class Searches:
 
     def await_answers(self, count: int) -> None:
         """Wait for so many further answers."""
-        wanted, end = len(self.answers) + count, time.monotonic() + START_SECONDS
-        while len(self.answers) < wanted:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wanted = len(self.answers) + count
+        wait_until(lambda: len(self.answers) >= wanted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests.jobs.ray_serve.served_shards import (
     shard_processes,
 )
 from tests.ray_machines import RayCluster
+from tests.served_stones import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
@@ -51,10 +51,7 @@ def test_lost_machine_costs_no_answer(
                 os.kill(pid, signal.SIGKILL)
             searches.await_answers(2 * len(REQUESTS))
             [left] = ray_cluster.machines()
-            end = time.monotonic() + START_SECONDS
-            while len(shard_processes(left)) < SHARDS * REPLICAS:
-                assert time.monotonic() < end
-                time.sleep(0.2)
+            wait_until(lambda: len(shard_processes(left)) >= SHARDS * REPLICAS)
             searches.await_answers(len(REQUESTS))
     assert [(status, body) for _, status, body in searches.answers] == [
         (200, wanted[number]) for number, _, _ in searches.answers
@@ -66,10 +63,7 @@ def test_shards_wait_for_machines_that_are_to_come(ray_cluster: RayCluster) -> N
         await_machines(connection.ray, 2)
         for pid in ray_cluster.processes(ray_cluster.machines()[0]):
             os.kill(pid, signal.SIGKILL)
-        end = time.monotonic() + START_SECONDS
-        while len(computing_machines(connection.ray)) > 1:
-            assert time.monotonic() < end
-            time.sleep(0.2)
+        wait_until(lambda: len(computing_machines(connection.ray)) <= 1)
         waiting = thread.submit(await_machines, connection.ray, 2)
         with pytest.raises(TimeoutError):
             waiting.result(1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +13,13 @@ from tests.jobs.ray_serve.served_shards import (
     REPLICAS,
     REQUESTS,
     SHARDS,
-    START_SECONDS,
     Searches,
     Served,
     expected,
     ingest,
     serve_shards,
 )
+from tests.served_stones import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
@@ -40,10 +39,7 @@ def test_answers_of_shards_are_those_of_one_process(served: Served) -> None:
 
 
 def test_shards_of_this_machine_are_asked_directly(served: Served) -> None:
-    end = time.monotonic() + START_SECONDS
-    while served.lines() != served.shards():
-        assert time.monotonic() < end, served.lines()
-        assert served.ask(REQUESTS[0])[0] == 200
+    wait_until(lambda: served.ask(REQUESTS[0])[0] == 200 and served.lines() == served.shards())
 
 
 def test_several_replicas_answer_as_one_process(served: Served, tmp_path: Path) -> None:
@@ -94,20 +90,15 @@ def test_lost_partition_is_left_out_only_where_a_search_asks_for_the_others(serv
     assert served.ask(partial) == (200, whole)
     lost.rename(moved)
     try:
-        end = time.monotonic() + START_SECONDS
         for pid in served.shards():  # else they answer from what they hold open
             os.kill(pid, signal.SIGKILL)
-        while "partitions-missing" not in str(served.ask(REQUESTS[0])):
-            assert time.monotonic() < end
-            time.sleep(1.0)
+        wait_until(lambda: "partitions-missing" in str(served.ask(REQUESTS[0])))
         status, body = served.ask(partial)
         assert status == 200
         assert any(lost.name in warning for warning in body["warnings"])
     finally:
         moved.rename(lost)
-    while served.ask(REQUESTS[0]) != (200, whole):
-        assert time.monotonic() < end
-        time.sleep(1.0)
+    wait_until(lambda: served.ask(REQUESTS[0]) == (200, whole))
 
 
 def test_a_new_generation_is_taken_up_between_answers(served: Served) -> None:
@@ -115,9 +106,7 @@ def test_a_new_generation_is_taken_up_between_answers(served: Served) -> None:
     with Searches(served) as searches:
         searches.await_answers(5)
         ingest(served.root, served.model, range(30, 90))
-        end = time.monotonic() + START_SECONDS
-        while served.ask(REQUESTS[0])[1]["generation"] == 1:
-            assert time.monotonic() < end
+        wait_until(lambda: served.ask(REQUESTS[0])[1]["generation"] != 1)
         searches.await_answers(5)
     wanted = {1: before, 2: expected(served.root)}
     assert [(status, body) for _, status, body in searches.answers] == [

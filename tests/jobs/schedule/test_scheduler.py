@@ -3,7 +3,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +14,8 @@ from cairn.jobs.schedule.scheduler import Scheduler, first_fire, require_schedul
 from cairn.jobs.schedule.schedules import Schedule, ScheduleFile
 from cairn.pipeline.durable import exclusive_lock
 from cairn.pipeline.errors import ConfigError, SchedulerBusyError, SchedulerDownError
+
+from tests.served_stones import wait_until
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -103,15 +104,8 @@ def running(scheduler: Scheduler) -> Generator[None]:
         assert not thread.is_alive()
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
 def runs(file: ScheduleFile, number: int = 1) -> tuple[ScheduledRun, ...]:
-    wait_for(lambda: len(read_history(file.history_path)) >= number)
+    wait_until(lambda: len(read_history(file.history_path)) >= number)
     return read_history(file.history_path)
 
 
@@ -124,7 +118,7 @@ def test_missed_runs_are_made_up_for_once_with_the_counts_of_the_report(
     assert (run.schedule, run.exit_code, run.attempts, run.error) == ("nightly", 0, 1, None)
     assert run.counts == {"rows": 3, "indexed": 2, "generation": 7}
     with running(make()):
-        wait_for(lambda: sum("event=armed" in line for line in make.lines) == 2)
+        wait_until(lambda: sum("event=armed" in line for line in make.lines) == 2)
     assert len(read_history(file.history_path)) == 1
 
 
@@ -179,53 +173,44 @@ def test_command_gets_its_words_its_folder_and_the_flags_of_a_report(
     assert (corpus / "seen").read_text() == "ingest articles/ --collection handbook --json --quiet"
 
 
-def test_scheduler_gives_signs_of_life(
-    make: Callable[..., Scheduler], file: ScheduleFile, monkeypatch: pytest.MonkeyPatch
+def test_scheduler_gives_signs_of_life_and_one_that_hangs_is_noticed_by_its_last(
+    make: Callable[..., Scheduler], file: ScheduleFile
 ) -> None:
     with pytest.raises(SchedulerDownError, match="got none yet; start one with `cairn schedule run`"):
         require_scheduler(file)
     with running(make()):
-        wait_for(file.lock_path.exists)
+        wait_until(file.lock_path.exists)
         os.utime(file.lock_path, (0, 0))
-        wait_for(lambda: file.lock_path.stat().st_mtime > 0)
+        wait_until(lambda: file.lock_path.stat().st_mtime > 0)
         require_scheduler(file)
     with pytest.raises(
         SchedulerDownError, match=r"got one that ended, its last sign of life \d+ seconds ago"
     ):
         require_scheduler(file)
-
-
-def test_scheduler_that_hangs_is_noticed_by_its_last_sign_of_life(file: ScheduleFile) -> None:
     with exclusive_lock(file.lock_path, "the lock of the scheduler", SchedulerBusyError):
         os.utime(file.lock_path, (0, 0))
         with pytest.raises(SchedulerDownError, match=r"got its last sign of life \d.* seconds ago"):
             require_scheduler(file)
 
 
-def test_stop_interrupts_what_runs_and_the_next_start_runs_it_at_once(
-    make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path
+@pytest.mark.parametrize("ignores_interrupts", [False, True])
+def test_stop_interrupts_or_kills_what_runs_and_the_next_start_runs_it_at_once(
+    make: Callable[..., Scheduler],
+    file: ScheduleFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ignores_interrupts: bool,
 ) -> None:
+    program = "import pathlib, time; pathlib.Path('started').touch(); time.sleep(600)"
+    if ignores_interrupts:
+        monkeypatch.setattr(scheduler_module, "GRACE_SECONDS", 0.1)
+        program = f"import signal; signal.signal(2, signal.SIG_IGN); {program}"
     add(file, yearly())
-    with running(make("import pathlib, time; pathlib.Path('started').touch(); time.sleep(600)")):
-        wait_for((tmp_path / "started").exists)
-    (run,) = read_history(file.history_path)
-    assert run.exit_code == INTERRUPTED
+    with running(make(program)):
+        wait_until((tmp_path / "started").exists)
+    assert [run.exit_code for run in read_history(file.history_path)] == [INTERRUPTED]
     with running(make()):
         assert [each.exit_code for each in runs(file, 2)] == [INTERRUPTED, 0]
-
-
-def test_child_that_does_not_end_when_interrupted_is_killed(
-    make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler_module, "GRACE_SECONDS", 0.1)
-    add(file, yearly())
-    program = (
-        "import pathlib, signal, time; signal.signal(2, signal.SIG_IGN); "
-        "pathlib.Path('started').touch(); time.sleep(600)"
-    )
-    with running(make(program)):
-        wait_for((tmp_path / "started").exists)
-    assert [each.exit_code for each in read_history(file.history_path)] == [INTERRUPTED]
 
 
 def test_runs_of_a_schedule_never_overlap_and_those_due_meanwhile_are_left_out(
@@ -255,7 +240,7 @@ def test_second_scheduler_of_a_file_is_refused_in_one_sentence(
         pass
 
 
-def test_edit_of_the_file_is_taken_up_and_a_bad_one_leaves_what_was(
+def test_edit_of_the_file_is_taken_up_a_bad_one_leaves_what_was_and_is_refused_at_the_start(
     make: Callable[..., Scheduler], file: ScheduleFile
 ) -> None:
     with running(make()):
@@ -263,15 +248,10 @@ def test_edit_of_the_file_is_taken_up_and_a_bad_one_leaves_what_was(
         runs(file)
         content = file.path.read_text()
         file.path.write_text(content.replace("0 0 1 1 *", "soon"))
-        wait_for(lambda: any("event=refused" in line for line in make.lines))
+        wait_until(lambda: any("event=refused" in line for line in make.lines))
         file.path.write_text(content.replace("nightly", "other"))
         assert [run.schedule for run in runs(file, 2)] == ["nightly", "other"]
         assert any(line == "schedule=nightly event=removed" for line in make.lines)
-
-
-def test_file_with_a_fault_is_refused_at_the_start(
-    make: Callable[..., Scheduler], file: ScheduleFile
-) -> None:
     file.path.write_text('[nightly]\ncron = "soon"\nrun = ["ingest", "a"]\n')
     with pytest.raises(ConfigError, match="'soon'"):
         make().run()
