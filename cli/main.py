@@ -19,7 +19,8 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import version
 from io import TextIOWrapper
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn
 
 import click
 from cairn.cli.settings import config_option, name_variables, variable_prefix
@@ -236,8 +237,17 @@ def _run_process(arguments: Sequence[str]) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors=ESCAPED)
     # A stopped job and a drained machine send SIGTERM, which ends a verb as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # nohup and the like ignore it
+        signal.signal(signal.SIGINT, _interrupt)
     sys.exit(run(cairn, arguments, "cairn"))
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    """End a verb; a second signal ends the process at once, which whatever is stored outlives."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import logging
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -54,6 +56,22 @@ def warn(text: str) -> None:
     echo(f"warning: {text}", err=True)
 
 
+_WAITS: Final = logging.getLogger("cairn.pipeline.encode.endpoint_requests")
+"""Says that a server does not answer and is waited for, and that it answers again."""
+
+
+class _Notes(logging.Handler):
+    """Prints lines of a log between bars."""
+
+    def __init__(self, bars: ProgressBars) -> None:
+        super().__init__()
+        self._bars = bars
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self._bars.say(record.getMessage())
+
+
 class ProgressBars:
     """A :class:`ProgressListener` that draws one bar a stage; use it as a context manager."""
 
@@ -66,11 +84,14 @@ class ProgressBars:
         self._bar: tqdm[Any] | None = None
 
     def __enter__(self) -> ProgressBars:
+        self._notes = _Notes(self)
+        _WAITS.addHandler(self._notes)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _WAITS.removeHandler(self._notes)
         if self._log is not None:
             self._log.finish()
         elif self._bar is not None:

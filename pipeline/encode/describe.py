@@ -23,15 +23,16 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from cairn.pipeline.config import EncoderConfig, is_encodable
 from cairn.pipeline.encode.endpoint_requests import (
+    CLOSE_SECONDS,
     INGEST,
     Address,
     Patience,
@@ -133,7 +134,8 @@ class Describer:
         assert address is not None, "settings without describe"
         self._address, self._config = address, config
         self._patience = patience or INGEST
-        self._opened: tuple[Server, Mapping[str, int]] | None = None
+        self._server: Server | None = None
+        self._limit: Mapping[str, int] | None = None
         self._lock = threading.Lock()
         self._paid = PaidAnswers()
 
@@ -150,10 +152,7 @@ class Describer:
         start_char: Int64[np.ndarray, " M"],
         end_char: Int64[np.ndarray, " M"],
     ) -> list[str]:
-        """Return a line for each chunk, "" for one that has none.
-
-        Where a request fails for good, those under way are let finish and kept before the error is raised.
-        """
+        """Return a line for each chunk, "" for one that has none."""
         heads = [""] * len(texts) if titles is None else [(title or "").strip() for title in titles]
         passages = list(_passages(texts, heads, chunk_offsets, start_char, end_char))
         keys = [self._key(passage) for passage in passages]
@@ -164,19 +163,11 @@ class Describer:
         return [found[key] for key in keys]
 
     def _ask_all(self, missing: Mapping[bytes, _Passage]) -> dict[bytes, str]:
-        found: dict[bytes, str] = {}
-        self._open()  # before all threads find out what the server refuses
+        server = self._open()  # before all threads find out what the server refuses
         started = time.monotonic()
-        with ThreadPoolExecutor(
-            self._config.endpoint_requests, thread_name_prefix="cairn-describe"
-        ) as threads:
-            requests = {threads.submit(self._ask, *item): item[0] for item in missing.items()}
-            try:
-                for done in as_completed(requests):
-                    found[requests[done]] = done.result()
-            except BaseException:
-                threads.shutdown(wait=True, cancel_futures=True)
-                raise
+        found = dict(
+            server.side_by_side({key: partial(self._ask, key, each) for key, each in missing.items()})
+        )
         without = sum(not line for line in found.values())
         seconds = time.monotonic() - started
         log.info("describe.asked chunks=%d without=%d seconds=%.1f", len(found), without, seconds)
@@ -217,37 +208,37 @@ class Describer:
         }
         self._paid.keep(known)
 
-    def close(self) -> None:
-        """Close connections and files."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Keep the lines that are answered within so many seconds, and close connections and files."""
+        if self._server is not None:
+            self._server.close(seconds)
         self.keep_paid(None)
-        if self._opened is not None:
-            self._opened[0].close()
-        self._opened = None
 
-    def _open(self) -> None:
+    def _open(self) -> Server:
         """Connect, and find out by a small question under which bound the server gives a line."""
         with self._lock:
-            if self._opened is not None:
-                return
-            server = Server(
+            server = self._server = self._server or Server(
                 self._address,
                 num_requests=self._config.endpoint_requests,
                 gives="a chat completion in JSON",
                 key_variable=DESCRIBE_KEY_VARIABLE,
             )
+            if self._limit is not None:
+                return server
             refused, is_silent = "", False
             small = _Passage("", "The ferry stays in the harbour.", 0, 31)
             for limit in LIMITS:
                 try:
-                    line = self._ask_once(server, limit, small)
+                    line = self._ask_once(limit, small)
                 except RefusedRequestError as error:
                     refused = refused or str(error)
                 else:
                     if line:
-                        self._opened = server, limit
-                        return
+                        self._limit = limit
+                        return server
                     is_silent = True
             server.close()
+            self._server = None
             if is_silent:
                 raise ConfigError(
                     f"the language model {self._address.describe()} must answer a small question with one "
@@ -257,19 +248,20 @@ class Describer:
 
     def _ask(self, key: bytes, passage: _Passage) -> str:
         """Ask for a line and keep it; "" where the server refuses this chunk."""
-        assert self._opened is not None, "lines open it"
+        assert self._limit is not None, "lines open it"
         line = ""
         with suppress(RefusedRequestError):
-            line = self._ask_once(*self._opened, passage)
+            line = self._ask_once(self._limit, passage)
         self._paid.keep({key: line.encode()})
         return line
 
-    def _ask_once(self, server: Server, limit: Mapping[str, int], passage: _Passage) -> str:
+    def _ask_once(self, limit: Mapping[str, int], passage: _Passage) -> str:
+        assert self._server is not None, "lines open it"
         question = passage.question(self._config.describe_characters)
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": question}], **limit}
         if self._address.name:
             asked["model"] = self._address.name
-        return server.ask(asked, _line_of, self._patience)
+        return self._server.ask(asked, _line_of, self._patience)
 
     def _key(self, passage: _Passage) -> bytes:
         question = passage.question(self._config.describe_characters)

@@ -31,7 +31,7 @@ from cairn.pipeline.config import DEFAULT_MODEL, LINE_TOKENS, MACHINE_SETTINGS, 
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.describe import Describer, described_by
 from cairn.pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context
-from cairn.pipeline.encode.endpoint_requests import Patience
+from cairn.pipeline.encode.endpoint_requests import CLOSE_SECONDS, Patience
 from cairn.pipeline.encode.sentences import rank_sentences, rank_starts
 from cairn.pipeline.encode.structure import rank_structure
 from cairn.pipeline.encode.token_rows import (
@@ -259,10 +259,10 @@ class DocumentEncoder:
         if self._describer is not None:
             self._describer.keep_paid(path)
 
-    def close(self) -> None:
-        """Close connections and files of lines."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Keep the lines that are answered within so many seconds, and close connections and files."""
         if self._describer is not None:
-            self._describer.close()
+            self._describer.close(seconds)
 
     def _late_queries(
         self, backbone: LateBackbone, tokens: TokenizedTexts
@@ -315,25 +315,30 @@ class DocumentEncoder:
         return vectors_QV
 
     def token_codes(
-        self, encoded: EncodedDocuments, texts: Sequence[str], titles: Sequence[str | None] | None
+        self,
+        encoded: EncodedDocuments,
+        texts: Sequence[str],
+        titles: Sequence[str | None] | None,
+        on_tokens: Callable[[int], None] | None = None,
     ) -> EncodedDocuments:
         """Return documents that another encoder encoded, with token codes by this one."""
         owners = np.repeat(np.arange(len(texts)), np.diff(encoded.chunk_offsets)).tolist()
         spans = zip(owners, encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True)
         chunks = [texts[owner][start:end] for owner, start, end in spans]
         of_titles = titles or [None] * len(texts)
-        (_, chunk_tokens), (_, title_tokens) = self._encode_titles(chunks), self._encode_titles(of_titles)
+        _, chunk_tokens = self._encode_titles(chunks, on_tokens)
+        _, title_tokens = self._encode_titles(of_titles, on_tokens)
         return replace(encoded, chunk_tokens=chunk_tokens, title_tokens=title_tokens)
 
     def _encode_titles(
-        self, titles: Sequence[str | None]
+        self, titles: Sequence[str | None], on_tokens: Callable[[int], None] | None = None
     ) -> tuple[Float32[np.ndarray, "N D"], TokenRows | None]:
         """Embed titles, each different one once, zeros for a blank one; return their tokens' codes, too."""
         different = dict.fromkeys(title for title in titles if title and title.strip())
         known = {title: index for index, title in enumerate(different)}
         no_prefix, temperature = Prefix.of("", self.backbone.tokenizer), self.config.temperature
         encoded = self._encode(
-            list(known), no_prefix, temperature, None, "title", codes_by(self.token_codebook)
+            list(known), no_prefix, temperature, on_tokens, "title", codes_by(self.token_codebook)
         )
         place_N = np.array([known.get(title or "", -1) for title in titles], np.int64)
         vectors_ND = np.zeros((len(titles), encoded.document_vectors_NV.shape[1]), np.float32)
@@ -612,10 +617,16 @@ class TokenReader:
         return {"tokens": self._encoder.backbone.weights_fingerprint} if self._config.token_bytes else {}
 
     def with_codes(
-        self, encoded: EncodedDocuments, texts: Sequence[str], titles: Sequence[str | None] | None
+        self,
+        encoded: EncodedDocuments,
+        texts: Sequence[str],
+        titles: Sequence[str | None] | None,
+        on_tokens: Callable[[int], None] | None = None,
     ) -> EncodedDocuments:
         """Return encoded documents with codes of their tokens; as they are where there is no codebook yet."""
-        return encoded if self._codebook is None else self._encoder.token_codes(encoded, texts, titles)
+        if self._codebook is None:
+            return encoded
+        return self._encoder.token_codes(encoded, texts, titles, on_tokens)
 
     def of_queries(self, texts: Sequence[str]) -> list[QueryTokens]:
         """Return the tokens of queries; none where those of documents are not kept."""

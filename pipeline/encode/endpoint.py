@@ -22,10 +22,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Final
@@ -44,6 +43,7 @@ from cairn.pipeline.encode.documents import (
     shown_chunks,
 )
 from cairn.pipeline.encode.endpoint_requests import (
+    CLOSE_SECONDS,
     INGEST,
     QUERY,
     Address,
@@ -130,7 +130,6 @@ class EndpointEncoder:
         self._address = require_endpoint_fit(config)
         self.config = config
         self._endpoint = Endpoint(self._address, dims=config.dims, num_requests=config.endpoint_requests)
-        self._threads = ThreadPoolExecutor(config.endpoint_requests, thread_name_prefix="cairn-endpoint")
         self._stored_probes_PV = None if context is None else context.probes_PV
         if self._stored_probes_PV is not None:
             self._endpoint.width = self._stored_probes_PV.shape[1]
@@ -262,15 +261,23 @@ class EndpointEncoder:
             lines=lines,
         )
         with self._cutting:
-            return self._tokens.with_codes(encoded, texts, titles)
+            return self._tokens.with_codes(encoded, texts, titles, lambda _: self._endpoint.require_open())
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Encode queries behind their prefix within the deadline of a query."""
         if not texts:
             return np.zeros((0, self.vector_dim), np.float32)
-        self._check_if_due(QUERY)
-        units = [(self.config.query_prefix + text,) for text in texts]
-        return np.concatenate(self._ask_noting(units, QUERY, is_query=True))
+
+        def asked(_: object) -> Float32[np.ndarray, "Q V"]:
+            self._check_if_due(QUERY)
+            units = [(self.config.query_prefix + text,) for text in texts]
+            return np.concatenate(self._ask_noting(units, QUERY, is_query=True))
+
+        try:
+            return self._endpoint.within(QUERY.total_seconds, asked)
+        except EndpointDownError as error:
+            self._note(str(error))
+            raise
 
     def encode_query_tokens(
         self, texts: Sequence[str]
@@ -301,13 +308,12 @@ class EndpointEncoder:
         seconds = time.monotonic() - started
         return seconds / (num_texts * chunk_tokens * self.config.endpoint_requests)
 
-    def close(self) -> None:
-        """Close connections and files."""
-        self.keep_paid(None)
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._endpoint.close()
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Keep what is answered within so many seconds, and close connections and files."""
+        self._endpoint.close(seconds)
         if self._describer is not None:
-            self._describer.close()
+            self._describer.close(seconds)
+        self.keep_paid(None)
 
     def _heads(self, titles: Sequence[str | None] | None, num_texts: int) -> list[str]:
         """Return what stands before each chunk of a document: the first tokens of its title."""
@@ -333,10 +339,7 @@ class EndpointEncoder:
     def _vectors(
         self, units: Sequence[Unit], sizes: Sequence[int], on_tokens: Callable[[int], None] | None
     ) -> list[Float32[np.ndarray, "_ V"]]:
-        """Return unit vectors, of what was paid for already from the file, of the rest from the server.
-
-        Where a request fails for good, those under way are let finish and kept before the error is raised.
-        """
+        """Return unit vectors, of what was paid for already from the file, of the rest from the server."""
         keys = [self._key(unit) for unit in units]
         places: dict[bytes, int] = {}
         for place, key in enumerate(keys):
@@ -346,21 +349,16 @@ class EndpointEncoder:
         def ask(missing: Sequence[bytes]) -> dict[bytes, Float32[np.ndarray, "_ V"]]:
             nonlocal num_asked
             found: dict[bytes, Float32[np.ndarray, "_ V"]] = {}
-            requests = {
-                self._threads.submit(self._ask, [(keys[place], units[place]) for place in batch]): batch
+            calls = {
+                tuple(batch): partial(self._ask, [(keys[place], units[place]) for place in batch])
                 for batch in _batches([places[key] for key in missing], sizes)
             }
-            try:
-                for done in as_completed(requests):
-                    found.update(done.result())
-                    num_tokens = sum(sizes[place] for place in requests[done])
-                    num_asked += num_tokens
-                    if on_tokens is not None:
-                        on_tokens(num_tokens)
-            finally:
-                running = [each for each in requests if not each.cancel()]
-                for _ in as_completed(running):
-                    pass
+            for batch, answers in self._endpoint.side_by_side(calls):
+                found |= answers
+                num_tokens = sum(sizes[place] for place in batch)
+                num_asked += num_tokens
+                if on_tokens is not None:
+                    on_tokens(num_tokens)
             return found
 
         found = self._paid.answers(places, ask, self._vectors_of)

@@ -20,18 +20,22 @@ import base64
 import binascii
 import datetime as dt
 import json
+import logging
 import os
+import random
 import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -49,7 +53,8 @@ from jaxtyping import Float32
 
 if TYPE_CHECKING:  # an extra
     import httpx2
-    import tenacity
+
+log = logging.getLogger(__name__)
 
 KEY_VARIABLE: Final = "CAIRN_ENDPOINT_KEY"
 SCHEMES: Final = frozenset({"http", "https"})
@@ -67,6 +72,10 @@ ANSWER_SECONDS: Final = 120.0
 CONNECT_SECONDS: Final = 5.0
 REACH_SECONDS: Final = 30.0
 """How long a server is tried that no request has reached: its address is more often wrong than it is down."""
+SILENT_SECONDS: Final = 2.0
+"""How long requests fail before that is said: shorter blips are of no interest."""
+CLOSE_SECONDS: Final = 1.0
+"""How long an interrupted run waits for answers that are on their way: they are paid for."""
 MOST_UNUSABLE: Final = 3
 """Attempts after which answers that cannot be used are believed to be the server's way."""
 GOOD_ANSWERS: Final = 32
@@ -160,10 +169,14 @@ class RefusedRequestError(Exception):
 
 
 _Answer = TypeVar("_Answer")
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Server:
-    """A client of one address, which gives ``gives``; safe to share between threads."""
+    """A client of one address, which gives ``gives``; safe to share between threads.
+
+    A request runs on a thread that holds up no end of the process: one that hangs is left behind.
+    """
 
     def __init__(
         self, address: Address, *, num_requests: int, gives: str, key_variable: str = KEY_VARIABLE
@@ -176,6 +189,11 @@ class Server:
         self._resume_at = 0.0
         self._lock = threading.Lock()
         self._was_reached = False
+        self._answered_at = 0.0
+        self._silent_since: float | None = None
+        self._is_closed = threading.Event()
+        self._asking: set[Future[Any]] = set()
+        self._threads = ThreadPoolExecutor(num_requests, thread_name_prefix="cairn-endpoint")
         self._turns = threading.Condition()
         self._running, self._num_good = 0, 0
         self._num_requests = self._most_at_once = num_requests
@@ -187,42 +205,147 @@ class Server:
             headers["Authorization"] = f"Bearer {self._key}"
         limits = httpx2.Limits(max_connections=num_requests + 1, max_keepalive_connections=num_requests + 1)
         self._http = httpx2.Client(headers=headers, limits=limits, follow_redirects=False)
-        weakref.finalize(self, self._http.close)
+        self._under_way: set[Future[Any]] = set()
+        """More than who is waited for: what no one waits for any more may hang."""
+        weakref.finalize(self, _close_idle, self._http, self._under_way).atexit = False
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Ask for nothing more; what is under way has so many ``seconds`` to be answered, then it fails."""
+        with self._turns:
+            self._is_closed.set()
+            self._turns.notify_all()
+        self._end_asking(seconds)
+        _close_idle(self._http, self._under_way)
+
+    def _end_asking(self, seconds: float) -> None:
+        """Let who waits for an answer wait no longer than so many ``seconds``."""
+        wait([*self._asking], seconds)
+        for future in [*self._asking]:
+            with suppress(InvalidStateError):  # answered right now
+                future.set_exception(self._closed())
+
+    def require_open(self) -> None:
+        """Raise :class:`EndpointDownError` once it is closed, so that what goes on beside it ends, too."""
+        if self._is_closed.is_set():
+            raise self._closed()
+
+    def _closed(self) -> EndpointDownError:
+        where = self.address.describe()
+        return EndpointDownError(f"the endpoint {where} must answer before its run is ended, got nothing yet")
+
+    def within(self, seconds: float, call: Callable[[Callable[[], bool]], _Answer]) -> _Answer:
+        """Return what a call returns that asks this server; raise where it lasts longer, whatever it does.
+
+        It runs on a thread that holds up no end of the process: looking up a name may last longer than any
+        limit of a connection. The call is given what tells whether someone still waits for it.
+        """
+        future = Future[_Answer]()
+        self._asking.add(future)
+        future.add_done_callback(self._asking.discard)
+
+        def run() -> None:
+            answer = error = None
+            try:
+                answer = call(lambda: not future.done())
+            except BaseException as raised:  # noqa: BLE001 - who waits raises it
+                error = raised
+            self._under_way.discard(future)
+            with suppress(InvalidStateError):  # no one waits any more
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(cast("_Answer", answer))
+
+        try:
+            self.require_open()
+            self._under_way.add(future)
+            threading.Thread(target=run, name="cairn-asking", daemon=True).start()
+            return future.result(seconds)
+        except TimeoutError:
+            raise EndpointDownError(
+                f"the endpoint {self.address.describe()} must answer in {seconds:.0f} s, got nothing; try "
+                "again later"
+            ) from None
+        finally:
+            future.cancel()
+
+    def side_by_side(self, calls: Mapping[_Key, Callable[[], _Answer]]) -> Iterator[tuple[_Key, _Answer]]:
+        """Run calls, ``num_requests`` of all callers at once, and yield what each returns as they finish.
+
+        Where one fails, those under way are let finish before the error is raised, since what they are
+        answered is kept. An interrupt waits no longer than a close.
+        """
+        futures = {self._threads.submit(call): key for key, call in calls.items()}
+        try:
+            for done in as_completed(futures):
+                yield futures[done], done.result()
+        except BaseException as error:
+            running = [future for future in futures if not future.cancel()]
+            if not isinstance(error, Exception):
+                self._end_asking(CLOSE_SECONDS)
+                while wait(running, 0.05).not_done:  # some go on to their next request
+                    self._end_asking(0.0)
+            wait(running)
+            raise
 
     def ask(self, asked: dict[str, Any], read: Callable[[Any], _Answer], patience: Patience) -> _Answer:
         """Send one request until it is answered, and read the answer's JSON.
 
         ``read`` raises ValueError, KeyError, TypeError and the like for another answer than it wants.
         """
-        import tenacity
+        began_at = time.monotonic()
 
-        is_late = tenacity.stop_before_delay(patience.retry_seconds)
-        is_nowhere = tenacity.stop_before_delay(REACH_SECONDS)
-        attempts = tenacity.Retrying(
-            stop=lambda state: (
-                is_late(state) or _is_unusable_still(state) or (not self._was_reached and is_nowhere(state))
-            ),
-            retry=tenacity.retry_if_exception_type(_PassingError),
-            wait=_pause_of,
-            sleep=time.sleep,
-            reraise=True,
-        )
-        try:
-            return attempts(self._once, asked, read, time.monotonic(), patience)
-        except _PassingError as error:
-            if error.is_model:
-                raise ModelError(f"{error}; ask who runs it") from None
-            if error.is_answer:
-                advice = "ask who runs it"
-            elif not self._was_reached:
-                advice = "check the address, or try again later"
-            else:
-                advice = "try again later: what it has answered is kept"
-            raise EndpointDownError(f"{error}; {advice}") from None
+        def attempts(is_awaited: Callable[[], bool]) -> _Answer:
+            for attempt in count(1):
+                try:
+                    answer = self._once(asked, read, began_at, patience)
+                except _PassingError as error:
+                    most = patience.retry_seconds
+                    most = most if self._was_reached else min(REACH_SECONDS, most)
+                    left, pause = began_at + most - time.monotonic(), _pause_of(error, attempt)
+                    if pause >= left or (error.is_answer and attempt >= MOST_UNUSABLE):
+                        raise self._lasting(error) from None
+                    self._note_silence(error, began_at, left)
+                    self._is_closed.wait(pause)
+                    if not is_awaited():
+                        raise self._closed() from None
+                else:
+                    self._note_answer()
+                    return answer
+            raise AssertionError("attempts end")
+
+        return self.within(patience.total_seconds, attempts)
+
+    def _lasting(self, error: _PassingError) -> CairnError:
+        """Return what an error means that no further attempt mends."""
+        if error.is_model:
+            return ModelError(f"{error}; ask who runs it")
+        if error.is_answer:
+            advice = "ask who runs it"
+        elif not self._was_reached:
+            advice = "check the address, or try again later"
+        else:
+            advice = "try again later: what it has answered is kept"
+        return EndpointDownError(f"{error}; {advice}")
+
+    def _note_silence(self, error: _PassingError, began_at: float, left: float) -> None:
+        """Say once that nothing is answered, when that has lasted; it is tried for ``left`` seconds more."""
+        with self._lock:
+            since = max(began_at, self._answered_at)
+            is_new = self._silent_since is None and time.monotonic() - since >= SILENT_SECONDS
+            self._silent_since = since if is_new else self._silent_since
+        if is_new:
+            limit = f"{left / 60:.0f} min" if left > 90 else f"{left:.0f} s"
+            log.warning("%s; it is tried again for up to %s", error, limit)
+
+    def _note_answer(self) -> None:
+        """Say that requests are answered again, where it was said that they are not."""
+        with self._lock:
+            since, self._silent_since = self._silent_since, None
+            self._answered_at = time.monotonic()
+        if since is not None:
+            seconds = self._answered_at - since
+            log.warning("the endpoint %s answers again after %.0f s", self.address.describe(), seconds)
 
     def _once(
         self, asked: dict[str, Any], read: Callable[[Any], _Answer], began_at: float, patience: Patience
@@ -233,6 +356,7 @@ class Server:
         where = self.address.describe()
         with self._place(began_at, patience) as most_at_once:
             self._wait_for_turn(began_at + patience.retry_seconds)
+            self.require_open()
             left = min(ANSWER_SECONDS, max(0.05, began_at + patience.total_seconds - time.monotonic()))
             timeout = httpx2.Timeout(left, connect=min(CONNECT_SECONDS, left))
             try:
@@ -276,7 +400,9 @@ class Server:
             return
         with self._turns:
             left = began_at + patience.retry_seconds - time.monotonic()
-            self._turns.wait_for(lambda: self._running < self._most_at_once, max(0.0, left))
+            self._turns.wait_for(
+                lambda: self._running < self._most_at_once or self._is_closed.is_set(), max(0.0, left)
+            )
             self._running += 1
         try:
             yield self._most_at_once
@@ -301,23 +427,23 @@ class Server:
 
     def _wait_for_turn(self, ends_at: float) -> None:
         """Wait while the server wants no request, from whatever thread it was told."""
-        while (wait := self._resume_at - time.monotonic()) > 0:
+        while (left := self._resume_at - time.monotonic()) > 0 and not self._is_closed.is_set():
             if self._resume_at > ends_at:
                 raise EndpointDownError(
                     f"the endpoint {self.address.describe()} must take requests, got its limit for the next "
-                    f"{wait:.0f} s; try again then"
+                    f"{left:.0f} s; try again then"
                 )
-            time.sleep(min(wait, 1.0))
+            self._is_closed.wait(min(left, 1.0))
 
     def _refuse(self, response: httpx2.Response) -> None:
         """Raise what a status other than 200 means."""
         status, where = response.status_code, self.address.describe()
         if status in PASSING:
-            wait = seconds_to_wait(response.headers)
-            if wait is not None:
+            pause = seconds_to_wait(response.headers)
+            if pause is not None:
                 with self._lock:
-                    self._resume_at = max(self._resume_at, time.monotonic() + wait)
-            raise _PassingError(f"the endpoint {where} must take requests, got status {status}", wait)
+                    self._resume_at = max(self._resume_at, time.monotonic() + pause)
+            raise _PassingError(f"the endpoint {where} must take requests, got status {status}", pause)
         if status in REFUSED_KEY:
             got = "another key" if self._key else "no key"
             raise ConfigError(
@@ -341,6 +467,12 @@ class Server:
         text = re.sub(r"[^\x20-\x7e]+", " ", str(told))
         text = text.replace(self._key, "…") if self._key else text
         return f" ({text[:MOST_SHOWN]})" if text else ""
+
+
+def _close_idle(http: httpx2.Client, under_way: Collection[Future[Any]]) -> None:
+    """Close connections, unless a request hangs: it would be waited for, at the end of a process for ever."""
+    if not under_way:
+        http.close()
 
 
 class Endpoint(Server):
@@ -462,19 +594,11 @@ def seconds_to_wait(headers: Any) -> float | None:
     return min(max(0.0, seconds), LONGEST_LIMIT_SECONDS)
 
 
-def _is_unusable_still(state: tenacity.RetryCallState) -> bool:
-    error = state.outcome and state.outcome.exception()
-    return isinstance(error, _PassingError) and error.is_answer and state.attempt_number >= MOST_UNUSABLE
-
-
-def _pause_of(state: tenacity.RetryCallState) -> float:
+def _pause_of(error: _PassingError, attempt: int) -> float:
     """Return what the server asked for, else pauses that double; both with a part drawn at random."""
-    import tenacity
-
-    asked = getattr(state.outcome and state.outcome.exception(), "wait_seconds", None)
-    doubled = tenacity.wait_exponential(multiplier=FIRST_PAUSE_SECONDS, max=LONGEST_PAUSE_SECONDS)
-    pause = doubled(state) if asked is None else asked
-    return pause + tenacity.wait_random(0, FIRST_PAUSE_SECONDS / 2)(state)
+    doubled = min(FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 16), LONGEST_PAUSE_SECONDS)
+    pause = doubled if error.wait_seconds is None else error.wait_seconds
+    return pause + random.uniform(0, FIRST_PAUSE_SECONDS / 2)  # noqa: S311 - no secret
 
 
 def _in_order(entries: Sequence[Any]) -> list[Any]:
@@ -499,9 +623,8 @@ def _vector(embedding: Any) -> Float32[np.ndarray, " V"]:
 
 
 def _require_extra() -> None:
-    for package in ("httpx2", "tenacity"):
-        if find_spec(package) is None:
-            raise ConfigError(
-                f"an endpoint must have the package {package}, got none; install it with "
-                f"{install_command('endpoint')}"
-            )
+    if find_spec("httpx2") is None:
+        raise ConfigError(
+            "an endpoint must have the package httpx2, got none; install it with "
+            f"{install_command('endpoint')}"
+        )

@@ -27,6 +27,7 @@ from cairn.pipeline.encode.documents import (
     hashed_settings,
     shown_chunks,
 )
+from cairn.pipeline.encode.endpoint_requests import CLOSE_SECONDS
 from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.errors import ConfigError, UsageError
 from cairn.pipeline.manifest import fingerprint
@@ -173,7 +174,7 @@ class GivenEncoder:
     def keep_paid(self, path: Path | None) -> None:
         """Nothing is asked for documents."""
 
-    def close(self) -> None:
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Close what encodes queries."""
         if self.queries is not None:
-            self.queries.close()
+            self.queries.close(seconds)

@@ -71,9 +71,9 @@ class PaidAnswers:
     def find(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return the answers there are."""
         found: dict[bytes, bytes] = {}
-        if self._file is None:
-            return found
         with self._lock, sqlite_errors():
+            if self._file is None:
+                return found
             for key in keys:
                 for (content,) in self._file.execute("SELECT content FROM answers WHERE key = ?", (key,)):
                     found[key] = content
@@ -81,15 +81,17 @@ class PaidAnswers:
 
     def keep(self, answers: Mapping[bytes, bytes]) -> None:
         """Keep answers; they outlive a kill of this process when this returns."""
-        if self._file is not None:
-            with self._lock, sqlite_errors(), self._file:
-                self._file.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", [*answers.items()])
+        with self._lock, sqlite_errors():
+            if self._file is not None:
+                with self._file:
+                    self._file.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", [*answers.items()])
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            with self._lock:
+        """Close the file; what is kept later is kept nowhere."""
+        with self._lock:
+            if self._file is not None:
                 self._file.close()
+            self._file = None
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -34,8 +34,10 @@ from cairn.pipeline.cluster.assignment import ClusterAssigner
 from cairn.pipeline.cluster.queries import query_side
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet, build_context, unembedded
+from cairn.pipeline.encode.endpoint_requests import ANSWER_SECONDS, CLOSE_SECONDS
 from cairn.pipeline.encode.paid import PAID_NAME
 from cairn.pipeline.encode.shards import as_parquet, shard_tables
+from cairn.pipeline.errors import CairnError
 from cairn.pipeline.index.partitions import RunTasks
 from cairn.pipeline.line.engine import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
 from cairn.pipeline.model.folders.names import is_endpoint
@@ -212,10 +214,12 @@ class EncoderWorker:
         What it answers is kept in the folder that holds the staged shards' own, ``pending/``.
         """
         assert self._encoder is not None, "begin comes first"
-        encoder, lock = self._encoder, threading.Lock()
+        encoder, lock, is_over = self._encoder, threading.Lock(), threading.Event()
         at_once = SHARDS_AT_ONCE if is_endpoint(self._config.encoder.model) else 1
 
         def report(tokens: int) -> None:
+            if is_over.is_set():
+                raise InterruptedError("nobody waits for this shard any more")
             with lock:
                 on_tokens(tokens)
 
@@ -232,6 +236,11 @@ class EncoderWorker:
                 done = waiting.popleft().result()
                 waiting.extend(threads.submit(encode, shard) for shard in islice(left, 1))
                 yield number, done
+        except BaseException as error:
+            is_over.set()
+            # An answer that is on its way is paid for; who interrupts the run waits a moment for it.
+            encoder.close(ANSWER_SECONDS if isinstance(error, CairnError) else CLOSE_SECONDS)
+            raise
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
             encoder.keep_paid(None)

@@ -124,7 +124,7 @@ def test_retry_after_holds_for_all_requests(embedding_server, monkeypatch, place
     encoder = checked(embedding_server, endpoint_requests=2)
     encoder._endpoint._most_at_once = places
     pause_of, is_told = endpoint_requests._pause_of, threading.Event()
-    monkeypatch.setattr(endpoint_requests, "_pause_of", lambda state: is_told.set() or pause_of(state))
+    monkeypatch.setattr(endpoint_requests, "_pause_of", lambda *failed: is_told.set() or pause_of(*failed))
     limited_at, others_at = list[float](), list[float]()
 
     def limit(*_):
@@ -262,6 +262,72 @@ def test_endpoint_that_is_not_there_is_named(embedding_server):
     config = encoder_config({"model": "http://127.0.0.1:9/v1/embeddings"})
     with pytest.raises(EndpointDownError, match=r"127\.0\.0\.1:9/v1/embeddings must be reachable"):
         EndpointEncoder(config).check()
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_encoder_that_is_closed_waits_for_no_server(embedding_server, tmp_path, is_gone):
+    encoder = checked(embedding_server, endpoint_requests=2)
+    encoder.keep_paid(tmp_path / "paid.sqlite")
+    is_over, is_asked = threading.Event(), threading.Event()
+    if is_gone:
+        embedding_server.faults = [lambda *_: is_asked.set() or (503, {"retry-after": "50"}, b"")] * 99
+    else:
+        embedding_server.faults = [None, *[lambda *_: is_asked.set() or (is_over.wait(60.0) and None)] * 99]
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(encoder.encode, TEXTS)
+        assert is_asked.wait(30.0)
+        started = time.monotonic()
+        encoder.close()
+        assert isinstance(running.exception(), EndpointDownError)
+        assert time.monotonic() - started < 20.0  # of which one second is for answers on their way
+    is_over.set()
+
+
+def test_answer_that_is_on_its_way_when_the_encoder_is_closed_is_kept(embedding_server, tmp_path):
+    encoder = checked(embedding_server, endpoint_requests=1)
+    encoder.keep_paid(tmp_path / "paid.sqlite")
+    is_closing, is_asked = threading.Event(), threading.Event()
+    embedding_server.faults = [lambda *_: is_asked.set() or (is_closing.wait(60.0) and None)]
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(encoder.encode, TEXTS)
+        assert is_asked.wait(30.0)
+        closing = threads.submit(encoder.close, 60.0)
+        is_closing.set()
+        closing.result()
+        assert isinstance(running.exception(), EndpointDownError)
+    again = encoder_of(embedding_server)
+    again.keep_paid(tmp_path / "paid.sqlite")
+    again.encode(TEXTS)
+    again.close()
+    assert all(embedding_server.embedded[text] == 1 for text in TEXTS)
+
+
+def test_silence_of_a_server_and_its_end_are_each_said_once(embedding_server, monkeypatch, caplog):
+    monkeypatch.setattr(endpoint_requests, "SILENT_SECONDS", 0.0)
+    encoder = checked(embedding_server)
+    embedding_server.faults = [lambda *_: (503, {}, b"")] * 5
+    encoder.encode(TEXTS)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    where = f"the endpoint tiny at {embedding_server.host}/v1/embeddings"
+    assert told == [
+        f"{where} must take requests, got status 503; it is tried again for up to 15 min",
+        f"{where} answers again after 0 s",
+    ]
+
+
+def test_query_ends_at_its_deadline_where_a_name_is_looked_up_for_long(embedding_server, monkeypatch):
+    import httpx2
+
+    encoder = checked(embedding_server)
+    is_over = threading.Event()
+    monkeypatch.setattr(endpoint, "QUERY", Patience(retry_seconds=0.2, total_seconds=0.2))
+    monkeypatch.setattr(httpx2.Client, "post", lambda *_, **__: is_over.wait(60.0))
+    started = time.monotonic()
+    with pytest.raises(EndpointDownError, match="must answer in 0 s, got nothing; try again later"):
+        encoder.encode_queries(["a river"])
+    assert time.monotonic() - started < 20.0
+    assert "must answer" in encoder.outage
+    is_over.set()
 
 
 def test_ingest_whose_endpoint_was_never_reached_gives_up_soon(monkeypatch):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -50,9 +54,9 @@ def _write(texts: list[str]) -> None:
     pq.write_table(pa.table({"id": [f"d{k}" for k in range(len(texts))], "text": texts}), "corpus.parquet")
 
 
-def _ingest(server: EmbeddingServer, *options: str) -> int:
-    command = ["ingest", "corpus.parquet", "--collection", "c", "--quiet", "--model", server.model, *options]
-    return run(cairn, command, "cairn")
+def _ingest(server: EmbeddingServer, *options: str, is_quiet: bool = True) -> int:
+    command = ["ingest", "corpus.parquet", "--collection", "c", "--model", server.model, *options]
+    return run(cairn, [*command, *["--quiet"] * is_quiet], "cairn")
 
 
 def _counts(server: EmbeddingServer) -> list[int]:
@@ -115,6 +119,18 @@ def test_ingest_and_search_by_an_endpoint(embedding_server, capsys):
     assert len(embedding_server.requests) == before
 
 
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_ingest_says_that_its_endpoint_does_not_answer_unless_it_is_quiet(
+    embedding_server, monkeypatch, capsys, is_quiet
+):
+    monkeypatch.setattr(endpoint_requests, "SILENT_SECONDS", 0.0)
+    embedding_server.faults = [None, lambda *_: (503, {"retry-after": "0.1"}, b"")]
+    assert _ingest(embedding_server, is_quiet=is_quiet) == 0
+    told = capsys.readouterr().err
+    assert ("503; it is tried again for up to" in told) is not is_quiet
+    assert ("answers again after" in told) is not is_quiet
+
+
 def test_run_that_stopped_pays_for_nothing_twice(embedding_server, capsys):
     embedding_server.faults = [None, None, None, lambda *_: (401, {}, b"")]
     assert _ingest(embedding_server, "--endpoint-requests", "1") == 2
@@ -125,6 +141,50 @@ def test_run_that_stopped_pays_for_nothing_twice(embedding_server, capsys):
     assert _ingest(embedding_server) == 0
     assert _counts(embedding_server) == [1]
     assert not list(Path("cairn-data").rglob("paid.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ([signal.SIGINT], 130),
+        pytest.param([signal.SIGTERM], 130, marks=pytest.mark.slow),
+        pytest.param([signal.SIGINT, signal.SIGINT], -signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param([signal.SIGKILL], -signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
+def test_run_that_is_ended_waits_for_no_server_and_asks_for_no_answer_twice(embedding_server, signals, code):
+    is_over, is_asked = threading.Event(), threading.Event()
+
+    def hang(*_) -> None:
+        is_asked.set()
+        is_over.wait(300.0)
+
+    def batches(texts: list[str], _: list[np.ndarray]) -> None:
+        if set(texts) & set(TEXTS) and any(embedding_server.embedded[text] for text in TEXTS):
+            hang()
+
+    embedding_server.faults = [batches] * 99
+    command = [sys.executable, "-m", "cairn.cli.main", "ingest", "corpus.parquet", "--collection", "c"]
+    command += ["--quiet", "--model", embedding_server.model, "--endpoint-requests", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert is_asked.wait(120.0)
+            started = time.monotonic()
+            for number in signals:
+                process.send_signal(number)
+                time.sleep(0.2)  # within the second that answers have
+            assert process.wait(100.0) == code
+            assert time.monotonic() - started < 60.0  # of the two minutes that an answer may take
+            told = process.communicate()[1]
+        finally:
+            process.kill()
+    assert not {"Traceback", "ignored"} & set(told.split())
+    answered = {text for text in TEXTS if embedding_server.embedded[text]}
+    assert 0 < len(answered) < len(TEXTS)
+    embedding_server.faults = []
+    is_over.set()
+    assert _ingest(embedding_server) == 0
+    assert {embedding_server.embedded[text] for text in answered} == {1}
 
 
 def test_changed_model_behind_the_name_mixes_nothing(embedding_server, capsys):
