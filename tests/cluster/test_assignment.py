@@ -62,16 +62,14 @@ def test_nearest_centroids_within_rounding_takes_the_lowest_id() -> None:
     point = np.array([[0.6, 0.8]], np.float32)
     centroids = np.array([[1.0, 0.0], [0.6, 0.8], [0.6, 0.8 + 2e-7]], np.float32)
     assert nearest_centroids(point, centroids).tolist() == [1]
+    assert nearest_centroids(np.zeros((2, 2), np.float32), centroids).tolist() == [0, 0]
 
 
-def test_nearest_centroids_of_a_zero_point_is_cluster_zero() -> None:
-    centroids = clusters_at(np.random.default_rng(6).standard_normal((5, 12))).centroids_KP
-    assert nearest_centroids(np.zeros((2, 12), np.float32), centroids).tolist() == [0, 0]
-
-
-def test_assign_with_vectors_of_another_width_is_refused() -> None:
+def test_assign_with_vectors_of_another_width_or_surrogate_is_refused() -> None:
     with pytest.raises(FingerprintMismatchError, match="12 dims"):
         assign(clusters_at(np.ones((2, 12))), np.ones((1, 5), np.float32), np.ones((1, 5), np.float32))
+    with pytest.raises(FingerprintMismatchError, match="trained with"):
+        ClusterAssigner(clusters_at(np.ones((2, 8)), fingerprint="other"), FirstLetters())
 
 
 def test_assign_texts_pairs_each_text_with_its_query_side() -> None:
@@ -94,8 +92,3 @@ def test_assign_texts_in_blocks_equals_assign_texts_of_them_all(monkeypatch: pyt
         for block in (texts[start : start + 13] for start in range(0, 50, 13))
     ]
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
-
-
-def test_cluster_assigner_with_another_surrogate_is_refused() -> None:
-    with pytest.raises(FingerprintMismatchError, match="trained with"):
-        ClusterAssigner(clusters_at(np.ones((2, 8)), fingerprint="other"), FirstLetters())

@@ -68,29 +68,14 @@ def test_pair_points_has_both_orders_of_each_pair_normalised() -> None:
     np.testing.assert_allclose(pair_points(phi, psi), naive_points(phi, psi), atol=1e-6)
 
 
-def test_pair_points_with_a_nan_is_refused() -> None:
-    phi, psi, _ = topics(num_documents=3)
-    phi[1, 2] = np.nan
-    with pytest.raises(ModelError, match="finite"):
-        pair_points(phi, psi)
-
-
 def test_train_clusters_from_given_centroids_equals_naive_lloyd() -> None:
     phi, psi, _ = topics()
     points = naive_points(phi, psi)
     initial = points[[0, 1, 2, 3, 4, 5, 240, 241]].astype(np.float32)
     trained = train(phi, psi, initial, num_iterations=4)
     np.testing.assert_allclose(trained.centroids_KP, naive_lloyd(points, initial, 4), atol=1e-5)
-
-
-def test_train_clusters_objective_equals_naive_objective_before_the_last_update() -> None:
-    phi, psi, _ = topics()
-    points = naive_points(phi, psi)
-    initial = points[:8].astype(np.float32)
-    trained = train(phi, psi, initial, num_iterations=3)
-    assert trained.objective_I[-1] == pytest.approx(
-        naive_objective(points, naive_lloyd(points, initial, 2)), rel=1e-4
-    )
+    before_the_last_update = naive_objective(points, naive_lloyd(points, initial, 3))
+    assert trained.objective_I[-1] == pytest.approx(before_the_last_update, rel=1e-4)
 
 
 def test_train_clusters_finds_the_topics_that_were_put_in() -> None:
@@ -122,30 +107,23 @@ def test_train_clusters_uses_every_point_beyond_256_a_cluster() -> None:
     )
 
 
-@pytest.mark.parametrize("num_documents", [1, 2, 3])
-def test_train_clusters_of_a_tiny_corpus_has_at_most_one_cluster_a_document(
-    num_documents: int, capfd: pytest.CaptureFixture[str]
+def test_train_clusters_of_odd_corpora_has_the_clusters_there_are_and_writes_no_warning(
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    phi, psi, _ = topics(num_documents=num_documents)
-    trained = train(phi, psi, num_clusters=8)
-    assert trained.num_clusters == num_documents
-    assert trained.sizes_K.sum() == num_documents
-    assert capfd.readouterr() == ("", "")
-
-
-def test_train_clusters_of_identical_documents_has_one_cluster(capfd: pytest.CaptureFixture[str]) -> None:
-    row = np.repeat(unit(np.arange(1, 9)[None]), 50, axis=0)
-    trained = train(row, row, num_clusters=4)
-    assert trained.sizes_K.tolist() == [50]
-    assert capfd.readouterr() == ("", "")
-
-
-def test_train_clusters_of_zero_vectors_has_one_zero_cluster(capfd: pytest.CaptureFixture[str]) -> None:
-    zeros = np.zeros((5, 8), np.float32)
+    for num_documents in (1, 2, 3):
+        trained = train(*topics(num_documents=num_documents)[:2], num_clusters=8)
+        assert trained.num_clusters == trained.sizes_K.sum() == num_documents
+    row, zeros = np.repeat(unit(np.arange(1, 9)[None]), 50, axis=0), np.zeros((5, 8), np.float32)
+    assert train(row, row, num_clusters=4).sizes_K.tolist() == [50]
     trained = train(zeros, zeros, num_clusters=3)
     assert trained.sizes_K.tolist() == [5]
     assert not trained.centroids_KP.any()
+    train(*topics(num_documents=60)[:2], num_clusters=30)
     assert capfd.readouterr() == ("", "")
+    with pytest.raises(SourceError, match="at least one document"):
+        train(zeros[:0], zeros[:0])
+    with pytest.raises(ModelError, match="finite"):
+        train(np.full((3, 8), np.nan, np.float32), np.ones((3, 8), np.float32))
 
 
 def test_train_clusters_with_some_zero_vectors_ignores_them() -> None:
@@ -153,18 +131,6 @@ def test_train_clusters_with_some_zero_vectors_ignores_them() -> None:
     blank = np.zeros((40, phi.shape[1]), np.float32)
     trained = train(np.vstack((phi, blank)), np.vstack((psi, blank)), num_clusters=6)
     np.testing.assert_array_equal(trained.centroids_KP, train(phi, psi, num_clusters=6).centroids_KP)
-
-
-def test_train_clusters_of_few_points_a_cluster_writes_no_warning(capfd: pytest.CaptureFixture[str]) -> None:
-    phi, psi, _ = topics(num_documents=60)
-    train(phi, psi, num_clusters=30)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_train_clusters_of_no_documents_is_refused() -> None:
-    nothing = np.zeros((0, 8), np.float32)
-    with pytest.raises(SourceError, match="at least one document"):
-        train(nothing, nothing)
 
 
 def test_train_clusters_in_another_process_is_bit_equal() -> None:

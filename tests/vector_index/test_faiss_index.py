@@ -19,17 +19,10 @@ from cairn.pipeline.vector_index.faiss_index import (
     open_faiss_index,
 )
 
-from tests.exact_search import nearest
+from tests.exact_search import clustered_vectors, nearest
 
 KINDS = tuple(FAISS_KINDS)
 NUM_VECTORS, VECTOR_DIM = 6_000, 32
-
-
-def clustered_vectors(count: int, seed: int = 0) -> np.ndarray:
-    generator = np.random.default_rng(seed)
-    centres = np.random.default_rng(99).standard_normal((40, VECTOR_DIM))
-    vectors = centres[generator.integers(0, 40, count)] + 0.6 * generator.standard_normal((count, VECTOR_DIM))
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
 VECTORS = clustered_vectors(NUM_VECTORS)
@@ -63,6 +56,8 @@ def test_search_agrees_with_the_exact_index(index: FaissIndex) -> None:
     expected = nearest(VECTORS, QUERIES, 10)
     scores, found = index.search(QUERIES, 10)
     assert recall(found, expected) >= 0.97
+    assert np.abs(index.reconstruct(np.arange(100, 150)) - VECTORS[100:150]).max() < 0.02
+    assert index.reconstruct(np.arange(0)).shape == (0, VECTOR_DIM)
     assert np.allclose(scores, np.einsum("qkv,qv->qk", VECTORS[found], QUERIES), atol=0.02)
 
 
@@ -75,6 +70,9 @@ def test_search_within_allowed_positions_agrees_with_the_exact_index(
     _, found = index.search(QUERIES, 10, allowed)
     assert set(found[found >= 0].tolist()) <= set(allowed.tolist())
     assert recall(found, expected) >= 0.97
+    scores, none = index.search(QUERIES[:2], 3, allowed[:0])
+    assert np.all(none == -1)
+    assert np.all(scores == -np.inf)
 
 
 @pytest.mark.parametrize("allowed", [range(40), [7, 3, 3, 19]])
@@ -85,36 +83,16 @@ def test_search_within_few_positions_orders_equal_scores_by_position(
     index, _, _ = build(tmp_path, "flat", vectors)
     found = index.search(vectors[:5], 8, np.array(allowed))[1]
     assert found.tolist() == nearest(vectors, vectors[:5], 8, np.array(allowed)).tolist()
-
-
-def test_search_with_nothing_allowed_finds_nothing(index: FaissIndex) -> None:
-    scores, found = index.search(QUERIES[:2], 3, np.empty(0, np.int64))
-    assert np.all(found == -1)
-    assert np.all(scores == -np.inf)
-
-
-def test_search_for_more_than_there_is_pads_at_the_end(tmp_path: Path) -> None:
-    index, _, _ = build(tmp_path, "flat", VECTORS[:5])
-    scores, found = index.search(QUERIES[:1], 8)
-    assert sorted(found[0, :5].tolist()) == [0, 1, 2, 3, 4]
-    assert np.all(found[0, 5:] == -1)
-    assert np.all(scores[0, 5:] == -np.inf)
-
-
-def test_search_breaks_ties_by_lower_position(tmp_path: Path) -> None:
-    index, _, _ = build(tmp_path, "flat", np.repeat(VECTORS[:3], 4, axis=0))
-    _, found = index.search(VECTORS[1:2], 4)
-    assert found[0].tolist() == [4, 5, 6, 7]
+    scores, all_ = index.search(vectors[:5], 45)  # more than there are
+    assert all_[:, :40].tolist() == nearest(vectors, vectors[:5], 40).tolist()
+    assert np.all(all_[:, 40:] == -1)
+    assert np.all(scores[:, 40:] == -np.inf)
 
 
 def test_search_does_not_depend_on_the_number_of_queries(index: FaissIndex) -> None:
     _, together = index.search(QUERIES, 5)
     alone = np.concatenate([index.search(QUERIES[i : i + 1], 5)[1] for i in range(len(QUERIES))])
     assert np.array_equal(together, alone)
-
-
-def test_reconstruct_returns_the_vectors_in_position_order(index: FaissIndex) -> None:
-    assert np.abs(index.reconstruct(np.arange(100, 150)) - VECTORS[100:150]).max() < 0.02
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,33 +105,18 @@ def test_reconstruct_gives_to_the_bit_what_faiss_itself_decodes(tmp_path: Path, 
     assert np.array_equal(index.reconstruct(positions), own.reconstruct_batch(positions))
 
 
-def test_reconstruct_of_nothing_is_empty(index: FaissIndex) -> None:
-    assert index.reconstruct(np.arange(0)).shape == (0, VECTOR_DIM)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_build_of_the_same_vectors_gives_the_same_bytes_whatever_the_blocks(
-    tmp_path: Path, kind: str
-) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    _, description, first = build(tmp_path / "a", kind, VECTORS[:3_000], block=1_000)
-    _, again, second = build(tmp_path / "b", kind, VECTORS[:3_000], block=333)
-    assert description == again
-    for path in sorted(first.parent.iterdir()):
-        assert path.read_bytes() == (second.parent / path.name).read_bytes()
-
-
-@pytest.mark.parametrize("kind", ["ivf_sq8", "ivf_rabitq"])
-def test_build_in_several_spills_equals_one_spill(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    _, _, whole = build(tmp_path / "a", kind, VECTORS[:3_000])
+    _, description, first = build(tmp_path / "a", kind, VECTORS[:3_000], block=1_000)
     monkeypatch.setattr(faiss_build, "SPILL_VECTORS", 700)
-    _, _, merged = build(tmp_path / "b", kind, VECTORS[:3_000])
-    assert whole.read_bytes() == merged.read_bytes()
+    _, again, second = build(tmp_path / "b", kind, VECTORS[:3_000], block=333)
+    assert description == again
+    for path in sorted(first.parent.iterdir()):
+        assert path.read_bytes() == (second.parent / path.name).read_bytes()
 
 
 def test_build_writes_what_faiss_itself_would_write(tmp_path: Path) -> None:
@@ -191,39 +154,25 @@ def test_build_probes_as_few_lists_as_hold_the_target_share_of_true_neighbours(t
 )
 def test_choose_kind_follows_the_thresholds(num_vectors: int, kind: str) -> None:
     assert choose_kind(num_vectors, IndexConfig())[0] == kind
-
-
-def test_kinds_that_can_be_asked_for_are_those_of_the_table() -> None:
     assert {"auto", *FAISS_KINDS} == set(get_args(IndexKind))
 
 
-def test_open_of_an_unknown_kind_is_refused_with_the_kinds_there_are(tmp_path: Path) -> None:
-    _, description, path = build(tmp_path, "flat")
+def test_open_of_a_file_that_is_damaged_or_does_not_fit_its_description_is_refused(tmp_path: Path) -> None:
+    _, description, path = build(tmp_path, "flat", VECTORS[:100])
     with pytest.raises(DamageError, match="must be one of flat, ivf_sq8, ivf_rabitq, got 'hnsw'"):
         open_faiss_index(path, description | {"kind": "hnsw"})
-
-
-def test_open_of_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match="must hold 99 vectors"):
+        open_faiss_index(path, description | {"num_vectors": 99})
+    content = bytearray(path.read_bytes())
+    size_at = len(content) - 100 * VECTOR_DIM * 4 - 8
+    content[size_at : size_at + 8] = (1 << 40).to_bytes(8, "little")  # it claims huge vectors
+    path.write_bytes(bytes(content))
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        open_faiss_index(path, description)
     _, description, path = build(tmp_path, "ivf_sq8", VECTORS[:3_000])
     path.write_bytes(path.read_bytes()[:-1_000])
     with pytest.raises(IntegrityError):
         open_faiss_index(path, description)
-
-
-def test_open_of_a_file_that_claims_huge_vectors_is_refused(tmp_path: Path) -> None:
-    _, description, path = build(tmp_path, "flat", VECTORS[:100])
-    content = bytearray(path.read_bytes())
-    size_at = len(content) - 100 * VECTOR_DIM * 4 - 8
-    content[size_at : size_at + 8] = (1 << 40).to_bytes(8, "little")
-    path.write_bytes(bytes(content))
-    with pytest.raises(IntegrityError, match="cannot be read"):
-        open_faiss_index(path, description)
-
-
-def test_open_of_a_file_that_does_not_fit_its_description_is_refused(tmp_path: Path) -> None:
-    _, description, path = build(tmp_path, "flat", VECTORS[:100])
-    with pytest.raises(IntegrityError, match="must hold 99 vectors"):
-        open_faiss_index(path, description | {"num_vectors": 99})
 
 
 def test_lists_trained_in_two_levels_hold_the_neighbours_that_those_of_one_hold(
