@@ -48,11 +48,6 @@ SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
 OURS = sorted(name for name, service in SERVICES.items() if service["image"].startswith("cairn:"))
 
 
-def test_compose_file_follows_the_specification() -> None:
-    """Anchors and merges are YAML's own, and resolved first."""
-    PyCompose.from_json(json.dumps(yaml.safe_load(TEXT))).validate()
-
-
 @pytest.mark.parametrize("name", SERVICES)
 def test_container_is_unprivileged_bounded_and_watched(name: str) -> None:
     service = SERVICES[name]
@@ -77,11 +72,23 @@ def test_only_the_search_api_is_published_and_to_this_machine_alone() -> None:
     assert yaml.safe_load(TEXT)["networks"]["inside"] == {"internal": True}
 
 
-def test_every_ray_process_has_the_token() -> None:
+def test_ray_services_have_the_token_memory_and_the_port_that_is_published() -> None:
+    """Ray keeps objects in shared memory, of which a container has 64 MB unless it is given more."""
+    PyCompose.from_json(json.dumps(yaml.safe_load(TEXT))).validate()  # anchors and merges are YAML's own
     for name in ("head", "worker", "worker-gpu", "scheduler"):
         environment = SERVICES[name]["environment"]
         assert environment["RAY_AUTH_MODE"] == "token"
         assert SECRET.match(environment["RAY_AUTH_TOKEN"])[1] == "RAY_AUTH_TOKEN"
+    found = {name for name, service in SERVICES.items() if "shm_size" in service}
+    assert found == {"head", "worker", "worker-gpu", "search-shards"}
+    gpu, worker, shards = (SERVICES[name] for name in ("worker-gpu", "worker", "search-shards"))
+    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert gpu["command"].replace(" --num-gpus 1", "") == worker["command"]
+    asked = parse(commands_of(shards)[-1])
+    wanted = {"engine": "ray", "shards": 2, "shard_replicas": 2, "host": "0.0.0.0"}
+    assert {name: asked[name] for name in wanted} == wanted
+    assert shards["ports"] == [f"127.0.0.1:8401:{asked['port']}"]
 
 
 def commands_of(service: dict[str, Any]) -> list[list[str]]:
@@ -106,27 +113,6 @@ def parse(words: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", OURS)
 def test_command_lines_of_our_containers_are_taken(name: str) -> None:
     assert all(parse(words) for words in commands_of(SERVICES[name]))
-
-
-def test_shards_are_served_by_ray_at_the_port_that_is_published() -> None:
-    service = SERVICES["search-shards"]
-    asked = parse(commands_of(service)[-1])
-    wanted = {"engine": "ray", "shards": 2, "shard_replicas": 2, "host": "0.0.0.0"}
-    assert {name: asked[name] for name in wanted} == wanted
-    assert service["ports"] == [f"127.0.0.1:8401:{asked['port']}"]
-
-
-def test_ray_services_have_shared_memory_of_their_own() -> None:
-    """Ray keeps objects there, of which a container has 64 MB unless it is given more."""
-    found = {name for name, service in SERVICES.items() if "shm_size" in service}
-    assert found == {"head", "worker", "worker-gpu", "search-shards"}
-
-
-def test_gpu_worker_is_the_worker_with_a_card() -> None:
-    gpu, worker = SERVICES["worker-gpu"], SERVICES["worker"]
-    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
-    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
-    assert gpu["command"].replace(" --num-gpus 1", "") == worker["command"]
 
 
 def test_nothing_starts_without_the_secrets_that_the_example_names() -> None:

@@ -20,11 +20,8 @@ from cairn.pipeline.errors import ConfigError
 def test_temperature_out_of_its_range_is_refused(name, temperature):
     with pytest.raises(ConfigError, match=f"^{name} must be a number from 0.01 to 100, got"):
         EncoderConfig(**{name: temperature})
-
-
-@pytest.mark.parametrize("temperature", [0.01, 100, 0.5])
-def test_temperature_within_its_range_is_taken(temperature):
-    assert EncoderConfig(temperature=temperature, query_temperature=temperature).temperature == temperature
+    for within in (0.01, 100, 0.5):
+        assert getattr(EncoderConfig(**{name: within}), name) == within
 
 
 SEED = "must be a whole number from -2,147,483,648 to 2,147,483,647"
@@ -62,11 +59,5 @@ def test_setting_of_another_type_or_out_of_bounds_is_refused(kind, name, value, 
 @pytest.mark.parametrize(("window", "overlap"), [(8_192, 128), (512, 128), (256, 128), (255, 127), (128, 64)])
 def test_default_overlap_is_at_most_half_the_window(window, overlap):
     assert EncoderConfig(attention="full", window_tokens=window).window_overlap_tokens == overlap
-
-
-def test_overlap_of_more_than_half_the_window_is_refused():
-    with pytest.raises(
-        ConfigError,
-        match=r"^window_overlap_tokens must lie between 0 and half the window of 128 tokens, got 100",
-    ):
+    with pytest.raises(ConfigError, match=r"must lie between 0 and half the window of 128 tokens, got 100"):
         EncoderConfig(attention="full", window_tokens=128, window_overlap_tokens=100)

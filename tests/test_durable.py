@@ -41,12 +41,6 @@ def put_new(folder: Path) -> None:
         (temporary / "new.txt").write_text("new")
 
 
-def put_half(folder: Path) -> None:
-    with durable.replacing_folder(folder) as temporary:
-        (temporary / "new.txt").mkdir()
-        (temporary / "new.txt").write_text("half")
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -61,14 +55,12 @@ def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_file_is_flushed_under_its_temporary_name_and_its_folder_once_it_has_its_own(
+def test_file_and_folder_are_flushed_with_all_they_hold_before_they_take_their_place(
     folder: Path, flushed: list[str]
 ):
     durable.write_bytes(folder / "old.txt", b"new")
-    assert flushed == [f".old.txt.{os.getpid()}.tmp", "taken"]
-
-
-def test_folder_is_flushed_with_all_it_holds_before_it_takes_its_place(folder: Path, flushed: list[str]):
+    assert flushed == [f".old.txt.{os.getpid()}.tmp", "taken"], "its folder once it has its own name"
+    flushed.clear()
     put_new(folder)
     assert flushed == ["inside", "new.txt", f".taken.{os.getpid()}.tmp", *[folder.parent.name] * 2]
 
@@ -79,9 +71,13 @@ def test_replacing_folder_puts_the_new_one_in_the_place_of_all_that_stood_there(
 ):
     if not has_exchange:
         monkeypatch.setattr(durable, "_exchange", lambda *_: False)
+    with pytest.raises(ZeroDivisionError), durable.replacing_folder(folder) as temporary:
+        (temporary / "half.txt").write_text(str(1 / 0))
+    assert (names(folder), names(folder.parent)) == (["old.txt"], ["taken"]), "one that fails leaves nothing"
     put_new(folder)
     assert names(folder) == sorted(seen) == ["inside", "new.txt"]
-    assert names(folder.parent) == ["taken"]
+    put_new(folder.parent / "far" / "away")
+    assert (names(folder.parent), names(folder.parent / "far")) == (["far", "taken"], ["away"])
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EACCES])
@@ -104,18 +100,6 @@ def test_replacing_folder_falls_back_only_where_the_exchange_is_unknown(
         assert names(folder) == ["old.txt"]
 
 
-def test_replacing_folder_that_fails_leaves_what_stood_there_and_nothing_else(folder: Path):
-    with pytest.raises(IsADirectoryError):
-        put_half(folder)
-    assert names(folder) == ["old.txt"]
-    assert names(folder.parent) == ["taken"]
-
-
-def test_replacing_folder_makes_one_where_there_is_none(tmp_path: Path):
-    put_new(tmp_path / "far" / "away")
-    assert names(tmp_path / "far") == ["away"]
-
-
 @pytest.mark.parametrize(
     ("sentence", "error"),
     [
@@ -132,6 +116,11 @@ def test_storage_errors_reads_the_system_error_that_safetensors_writes_out(
         durable.storage_errors("writing the model"),
     ):
         raise SafetensorError(sentence)
+    with (
+        pytest.raises(StorageError, match=r"^mending failed: Is a directory: a/b$"),
+        durable.storage_errors("mending", Path("/x")),
+    ):
+        raise IsADirectoryError(21, "Is a directory", "/x/a/b")
 
 
 def test_lock_is_seen_while_it_is_held_and_looking_makes_no_file(tmp_path: Path) -> None:
@@ -196,27 +185,20 @@ def test_remove_folder_killed_in_the_middle_leaves_nothing_under_its_name_and_is
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_leftover_of_any_kind_is_cleared_away(tmp_path: Path, kind: str) -> None:
-    put(tmp_path / ".x.tmp", kind)
-    durable.clear_temporary(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("leftover", KINDS)
 def test_remove_folder_removes_what_stands_in_its_place(tmp_path: Path, kind: str, leftover: str) -> None:
-    put(tmp_path / "00000001", kind)
-    put(tmp_path / ".00000001.removed.tmp", leftover)
-    durable.remove_folder(tmp_path / "00000001")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_removed_link_leads_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    put(tmp_path / "x" / "00000001", kind)
+    put(tmp_path / "x" / ".00000001.removed.tmp", leftover)
+    durable.remove_folder(tmp_path / "x" / "00000001")
+    assert list((tmp_path / "x").iterdir()) == []
+    put(tmp_path / "x" / ".x.tmp", kind)
+    durable.clear_temporary(tmp_path / "x")
+    assert list((tmp_path / "x").iterdir()) == []
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "file").touch()
     (tmp_path / "link").symlink_to("elsewhere")
     durable.remove_folder(tmp_path / "link")
-    assert [entry.name for entry in tmp_path.rglob("*")] == ["elsewhere", "file"]
+    assert names(tmp_path) == ["elsewhere", "x"], "what a link leads to stays"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -242,11 +224,3 @@ def test_read_bytes_of_another_kind_is_refused_at_once(tmp_path: Path, kind: str
     put(tmp_path / "x", kind)
     with pytest.raises(OSError, match=r"it is no file|Too many levels"):
         durable.read_bytes(tmp_path / "x")
-
-
-def test_storage_error_names_the_file_below_a_folder(tmp_path: Path) -> None:
-    with (
-        pytest.raises(StorageError, match=r"^mending failed: Is a directory: a/b$"),
-        durable.storage_errors("mending", tmp_path),
-    ):
-        raise IsADirectoryError(21, "Is a directory", str(tmp_path / "a" / "b"))

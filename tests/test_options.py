@@ -68,29 +68,18 @@ def run(kind: type, *arguments: str, **settings: Any) -> dict[str, Any]:
 
 
 @BOTH
-def test_added_option_is_a_flag_with_its_help_and_default(kind: type) -> None:
+def test_added_option_is_a_flag_a_variable_a_key_and_a_line_of_the_reference(kind: type) -> None:
     assert run(kind, "--roll-metres", "4") == {"roll_metres": 4}
     assert run(kind) == {}
     shown = " ".join(CliRunner().invoke(command_of(kind), ["--help"]).output.split())
     assert "--roll-metres INTEGER How far a stone may roll. [default: 3]" in shown
-
-
-@BOTH
-def test_added_option_is_read_from_the_environment(kind: type) -> None:
     assert run(kind, env={"CAIRN_VERB_ROLL_METRES": "5"}) == {"roll_metres": 5}
-
-
-@BOTH
-def test_added_option_is_read_from_cairn_toml(kind: type) -> None:
-    assert settings_of_verb(command_of(kind), {"roll_metres": 6}) == {"roll_metres": 6}
-    assert run(kind, default_map={"roll_metres": 6}) == {"roll_metres": 6}
-
-
-@BOTH
-def test_added_option_is_in_the_reference(kind: type) -> None:
     command = command_of(kind)
+    assert settings_of_verb(command, {"roll_metres": 6}) == {"roll_metres": 6}
+    assert run(kind, default_map={"roll_metres": 6}) == {"roll_metres": 6}
     page = "\n".join(command_reference(command, click.Context(command, info_name="verb")))
     assert "| `--roll-metres INTEGER` | How far a stone may roll. [default: 3] |" in page
+    assert json.dumps(kind(roll_metres=np.int64(4)).roll_metres) == "4"
 
 
 @BOTH
@@ -140,9 +129,3 @@ def test_number_of_any_option_is_bounded_above(name: str) -> None:
     assert not any(each.accepts(each.kind(value)) for value in (10**300, 1e300))
     with pytest.raises(ConfigError, match=r"must be .*, got a number of more than 18 digits"):
         check_value(each, 10**5000, None)
-
-
-@BOTH
-def test_number_of_numpy_is_kept_as_a_plain_one(kind: type) -> None:
-    made = kind(roll_metres=np.int64(4))
-    assert json.dumps(made.roll_metres) == "4"

@@ -18,9 +18,6 @@ def test_unknown_keyword_of_a_search_is_refused_with_what_was_meant(collection: 
     options: Any = {"topk": 3}
     with pytest.raises(ConfigError, match=r"^a search has no option 'topk'; did you mean 'top_k'\?$"):
         collection.search("stone", **options)
-
-
-def test_reranker_that_is_none_is_refused(collection: Collection) -> None:
     rerank: Any = True
     with pytest.raises(ConfigError, match=r"rerank must be the name or folder .*, got True"):
         collection.search("stone", rerank=rerank)
@@ -62,10 +59,7 @@ def test_search_options_out_of_bounds_are_refused(options: dict[str, Any], word:
         SearchOptions(**options)
 
 
-def test_search_options_candidates_grow_with_top_k() -> None:
-    assert [SearchOptions(top_k=top_k).num_candidates for top_k in (1, 50, 200)] == [50, 100, 400]
-
-
 def test_search_options_weights_override_only_what_they_name() -> None:
     options = SearchOptions(weights={"bm25": 2})
     assert [options.weight(part) for part in ("document", "chunk", "bm25")] == [0.25, 0.75, 2.0]
+    assert [SearchOptions(top_k=top_k).num_candidates for top_k in (1, 50, 200)] == [50, 100, 400]
