@@ -16,6 +16,7 @@ from cairn.cli.settings import collection_argument, json_option
 from cairn.cli.status import drift_line
 from cairn.cli.terminal import ProgressBars, duration, echo, table, thousands
 from cairn.pipeline.config import TOKEN_BYTES
+from cairn.pipeline.counted import counted
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _planned(status: dict[str, Any], *, is_due: bool, is_applied: bool) -> list[
     context, now = status["context"], status["cluster_sizes"]
     drift, cost = context["drift"], context["recontextualisation"]
     shares = [
-        f"cluster {each}: {thousands(context['cluster_sizes'][each])} documents then, "
+        f"cluster {each}: {counted(context['cluster_sizes'][each], 'document')} then, "
         f"{thousands(now[each])} now"
         for each in drift["changed_clusters"]
     ]
@@ -102,9 +103,9 @@ def _planned(status: dict[str, Any], *, is_due: bool, is_applied: bool) -> list[
         *(("changed" if not number else "", share) for number, share in enumerate(shares)),
         (
             "to encode" if is_due else "would encode",
-            f"{thousands(cost['documents'])} of {thousands(status['documents'])} documents",
+            f"{thousands(cost['documents'])} of {counted(status['documents'], 'document')}",
         ),
-        ("", f"{thousands(cost['tokens'])} tokens, about {duration(cost['seconds'])}"),
+        ("", f"{counted(cost['tokens'], 'token')}, about {duration(cost['seconds'])}"),
         ("to do", advice),
     ]
 
@@ -114,7 +115,7 @@ def _applied(report: RecontextualisationReport) -> list[tuple[str, str]]:
         ("generation", str(report.generation)),
         ("documents", f"{thousands(report.documents)}  ({thousands(report.encoded)} encoded in this run)"),
         ("clusters", thousands(report.clusters)),
-        ("context", f"{thousands(report.context_documents)} documents"),
+        ("context", counted(report.context_documents, "document")),
         ("time", duration(report.seconds)),
         *((f"  {stage}", duration(seconds)) for stage, seconds in report.stage_seconds.items()),
     ]

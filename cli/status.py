@@ -83,7 +83,7 @@ def _segments(report: dict[str, Any]) -> str:
     share = f", {deleted / stored:.1%} of their documents deleted" if deleted else ""
     due = "" if num_partitions > 1 else "; no merge is due"
     if merge is not None:
-        due = f"; the next change merges the newest {merge['segments']}, {thousands(merge['chunks'])} chunks"
+        due = f"; the next change merges the newest {merge['segments']}, {counted(merge['chunks'], 'chunk')}"
     of_what = "all" if num_partitions == 1 else "each partition"
     left_out = ", without the deleted" if deleted else ""
     return f"{told}{share}{due}  (cairn compact makes one of {of_what}{left_out})"
@@ -104,7 +104,7 @@ def _index(report: dict[str, Any], table: str) -> str:
 def _encoder(encoder: dict[str, Any]) -> str:
     model, interval = encoder["model"], encoder["landmark_interval"]
     if encoder["given_dims"]:
-        return f"{encoder['given_dims']} numbers that documents bring; queries by {model}"
+        return f"{counted(encoder['given_dims'], 'number')} that documents bring; queries by {model}"
     if is_endpoint(model):
         return f"{model}: a vector for each chunk of at most {interval} tokens"
     return (
@@ -116,7 +116,7 @@ def _encoder(encoder: dict[str, Any]) -> str:
 def _token_vectors(report: dict[str, Any]) -> str:
     found, encoder = report["token_vectors"], report["encoder"]
     if found is not None:
-        return f"{found['vector_bytes']} bytes a token, {size(found['bytes'])}"
+        return f"{counted(found['vector_bytes'], 'byte')} a token, {size(found['bytes'])}"
     if encoder["given_dims"] or is_endpoint(encoder["model"]):
         return "none"
     return f"none: searches go without; `cairn plan {report['collection']} --apply --late` makes them"

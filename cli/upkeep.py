@@ -14,6 +14,7 @@ from cairn.cli.cluster import engine_options, resolve_engine
 from cairn.cli.options import filter_option, given
 from cairn.cli.settings import collection_argument, json_option, root_option
 from cairn.cli.terminal import ProgressBars, echo, table, thousands
+from cairn.pipeline.counted import counted
 from cairn.pipeline.errors import UsageError
 from click.core import ParameterSource
 
@@ -39,7 +40,7 @@ def lineage(*, collection: str, doc_id: str, root: str, as_json: bool) -> int:
     run = found.run
     row = "" if found.source_row is None else f", row {thousands(found.source_row)}"
     pages = f", {found.pages}" if found.pages else ""
-    context = f"{thousands(found.context_documents)} documents" if found.context_documents else "not read"
+    context = counted(found.context_documents, "document") if found.context_documents else "not read"
     rows = [
         ("document", found.doc_id),
         ("source", f"{found.source_file}{row}{pages}"),
@@ -48,7 +49,7 @@ def lineage(*, collection: str, doc_id: str, root: str, as_json: bool) -> int:
         ("", f"fingerprint {found.encoder_fingerprint}"),
         ("context", context),
         ("cluster", str(found.cluster_id)),
-        ("encoded as", f"{thousands(found.num_chunks)} chunks of {thousands(found.num_tokens)} tokens"),
+        ("encoded as", f"{counted(found.num_chunks, 'chunk')} of {counted(found.num_tokens, 'token')}"),
         ("content", f"sha256 {found.content_sha256}"),
         ("generation", f"{found.generation}  ({found.published_at}, run {found.published_by})"),
     ]
@@ -148,7 +149,8 @@ def compact(ctx: click.Context, *, collection: str, root: str, **_: Any) -> None
     engine = open_engine(resolve_engine(given(ctx)), IngestConfig())
     with closing(engine) if engine else nullcontext(), ProgressBars() as bars:
         manifest = compact_collection(layout, bars, engine.run_tasks if engine else None)
-    echo(f"{collection}: generation {manifest.generation} holds {manifest.documents:,} documents, compacted")
+    documents = counted(manifest.documents, "document")
+    echo(f"{collection}: generation {manifest.generation} holds {documents}, compacted")
 
 
 @click.command(context_settings={"show_default": True})
@@ -187,8 +189,8 @@ def repartition(*, collection: str, partitions: int, root: str) -> None:
     with ProgressBars() as progress:
         manifest = cut(CollectionLayout.at(Path(root), collection), partitions, progress)
     echo(
-        f"{collection}: generation {manifest.generation} holds {manifest.documents:,} documents in "
-        f"{len(manifest.partitions) or 1} partition(s)"
+        f"{collection}: generation {manifest.generation} holds {counted(manifest.documents, 'document')} in "
+        f"{counted(len(manifest.partitions) or 1, 'partition')}"
     )
 
 

@@ -13,6 +13,7 @@ from cairn.cli.options import COUNT, SEED, NamedPath, add_options, chosen
 from cairn.cli.settings import json_option
 from cairn.cli.terminal import ProgressBars, duration, echo, size, table, thousands, warn
 from cairn.pipeline.config import DEFAULT_MODEL, ContextConfig, EncoderConfig
+from cairn.pipeline.counted import counted
 
 if TYPE_CHECKING:
     from cairn.pipeline.lab.evaluate.bench import Cost, SystemResult
@@ -232,7 +233,7 @@ def _show(
 def _set_lines(judged: RetrievalSet, report: Report, reference: str | None, seed: int) -> Iterator[str]:
     """Yield the lines on one judged set: what it holds, measures of every system, differences."""
     yield (
-        f"\n{judged.name}: {thousands(len(judged.doc_ids))} documents, "
+        f"\n{judged.name}: {counted(len(judged.doc_ids), 'document')}, "
         f"{thousands(len(judged.query_ids))} queries"
     )
     for reason, count in judged.skipped.items():

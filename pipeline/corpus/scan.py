@@ -32,6 +32,7 @@ from cairn.pipeline.corpus.quarantine import Reason, rejected_rows
 from cairn.pipeline.corpus.schema import CorpusSchema, agree_on_schema, stored_name
 from cairn.pipeline.corpus.source_record import recorded_footers
 from cairn.pipeline.corpus.sources import LeftOut, Source, resolve_sources
+from cairn.pipeline.counted import counted
 from cairn.pipeline.errors import SourceError, TryAgainError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.types import GIVEN_VECTORS, staged_schema
@@ -108,7 +109,8 @@ class Scan:
 def _fault_warnings(faults: Sequence[tuple[SourceFile, str]]) -> Iterator[str]:
     if faults:
         shown = "; ".join(f"{file.name}: {fault}" for file, fault in faults[:SHOWN_FAULTS])
-        more = f"; and {len(faults) - SHOWN_FAULTS:,} files more" if len(faults) > SHOWN_FAULTS else ""
+        num_more = len(faults) - SHOWN_FAULTS
+        more = f"; and {counted(num_more, 'file')} more" if num_more > 0 else ""
         yield f"front matter that cannot be read was left in the text: {shown}{more}"
 
 

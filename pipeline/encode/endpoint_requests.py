@@ -304,7 +304,7 @@ class Server:
                     most = most if self._was_reached else min(REACH_SECONDS, most)
                     left, pause = began_at + most - time.monotonic(), _pause_of(error, attempt)
                     if pause >= left or (error.is_answer and attempt >= MOST_UNUSABLE):
-                        raise self._lasting(error) from None
+                        raise self._lasting(error, patience) from None
                     self._note_silence(error, began_at, left)
                     self._is_closed.wait(pause)
                     if not is_awaited():
@@ -316,7 +316,7 @@ class Server:
 
         return self.within(patience.total_seconds, attempts)
 
-    def _lasting(self, error: _PassingError) -> CairnError:
+    def _lasting(self, error: _PassingError, patience: Patience) -> CairnError:
         """Return what an error means that no further attempt mends."""
         if error.is_model:
             return ModelError(f"{error}; ask who runs it")
@@ -325,7 +325,8 @@ class Server:
         elif not self._was_reached:
             advice = "check the address, or try again later"
         else:
-            advice = "try again later: what it has answered is kept"
+            is_query = patience.total_seconds <= ANSWER_SECONDS
+            advice = "try again later" + ("" if is_query else ": what it has answered is kept")
         return EndpointDownError(f"{error}; {advice}")
 
     def _note_silence(self, error: _PassingError, began_at: float, left: float) -> None:

@@ -43,7 +43,7 @@ def test_plan_of_an_encoder_that_reads_no_context_has_nothing_to_do(
     pq.write_table(pa.table({"id": ["a"], "text": ["stone path"]}), tmp_path / "corpus.parquet")
     call("ingest", "corpus.parquet", *ingest_options, "--quiet")
     code, out, _ = call("plan", "c", "--apply", "--force")
-    assert (code, "the encoder reads no context" in out, "0 of 1 documents" in out) == (0, True, True)
+    assert (code, "the encoder reads no context" in out, "0 of 1 document\n" in out) == (0, True, True)
     assert "no vector depends on the context" in call("status", "c")[1]
 
 

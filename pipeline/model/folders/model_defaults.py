@@ -65,6 +65,8 @@ _OF_SENTENCE_TRANSFORMERS: Final = {
 }
 
 
+LEAST_TOKEN_BYTES: Final = 12
+"""See ``docs/design/token-vectors.md``, Measured."""
 ENDPOINT_DEFAULTS: Final[Mapping[str, Any]] = {
     "token_bytes": 0,
     "title_tokens": TITLE_TOKENS,
@@ -462,17 +464,28 @@ def kind_warning(config: EncoderConfig) -> str | None:
     )
 
 
+def token_bytes_warning(config: EncoderConfig) -> str | None:
+    """Return a sentence on codes of tokens that are smaller than any that was measured, else None."""
+    if not 0 < config.token_bytes < LEAST_TOKEN_BYTES:
+        return None
+    return (
+        f"token_bytes {config.token_bytes} is less than {LEAST_TOKEN_BYTES}, the smallest codes that were "
+        f"measured: they may judge worse than none; choose {LEAST_TOKEN_BYTES} or {TOKEN_BYTES}, or compare "
+        "with `cairn evaluate`"
+    )
+
+
 def settings_warnings(config: EncoderConfig, context: ContextConfig) -> tuple[str, ...]:
     """Return a sentence on each thing to know about the settings of an encoder and its context."""
-    tokens = _TOKENS[config.token_bytes > 0]
+    tokens, small = _TOKENS[config.token_bytes > 0], token_bytes_warning(config)
     if config.given_dims is not None:
         is_without = config.model == NO_MODEL
         asked = _WITHOUT_MODEL if is_without else f"{config.model} encodes queries alone"
-        return (_OF_GIVEN.format(tokens, asked),)
+        return (_OF_GIVEN.format(tokens, asked), *([small] if small else []))
     if is_endpoint(config.model):
-        return (_OF_ENDPOINTS.format(config.model, tokens),)
+        return (_OF_ENDPOINTS.format(config.model, tokens), *([small] if small else []))
     of_model = (transformers_warning, kind_warning, untrained_settings_warning, window_warning)
-    found: list[str | None] = []
+    found = [small]
     for warning in (*of_model, partial(context_warning, context=context)):
         with contextlib.suppress(CairnError):  # a model that cannot be read: whatever loads it says so
             found.append(warning(config))

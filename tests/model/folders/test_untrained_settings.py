@@ -51,3 +51,11 @@ def test_what_cost_nothing_and_a_model_that_is_not_there_warn_of_nothing(tmp_pat
     assert untrained_settings_warning(EncoderConfig(landmark_interval=48)) is None
     assert untrained_settings_warning(encoder_config({"model": "cairn-minilm", "dims": 64})) is None
     assert settings_warnings(EncoderConfig(model=str(tmp_path / "absent"), layers=4), ContextConfig()) == ()
+
+
+@pytest.mark.parametrize("settings", [{}, {"model": "https://host/v1#m"}, {"given_dims": 8}])
+def test_codes_of_tokens_below_any_that_was_measured_are_warned_about(settings: dict[str, Any]) -> None:
+    for token_bytes in (1, 11, 12, 24, 0):
+        config = EncoderConfig(**settings, token_bytes=token_bytes)
+        told = " ".join(settings_warnings(config, ContextConfig()))
+        assert ("the smallest codes that were measured" in told) is (0 < token_bytes < 12)
