@@ -16,7 +16,7 @@ from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats import READABLE
 from cairn.pipeline.corpus.quarantine import place_in_file
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
-from cairn.pipeline.corpus.schema import ColumnError
+from cairn.pipeline.corpus.schema import UNFILTERED, ColumnError
 from cairn.pipeline.corpus.sources import format_of
 from cairn.pipeline.corpus.staging import SAME_ID, guess_told
 from cairn.pipeline.errors import SourceError, UsageError
@@ -84,7 +84,8 @@ def rows_of_file(path: Path, corpus: CorpusConfig, fields: Sequence[pa.Field[Any
         is_document=found.is_document,
         refused=[_without_folder(each, path) for each in refused],
         warnings=[
-            *(_without_folder(each, path) for each in scan.warnings),
+            # What is no type of JSON is stored as a text.
+            *(_without_folder(each, path) for each in scan.warnings if not each.startswith(UNFILTERED)),
             *(guess_told(each, [path.name]) for each in encodings),
         ],
     )

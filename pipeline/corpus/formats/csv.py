@@ -36,6 +36,7 @@ from cairn.pipeline.corpus.columns import (
     plain_type,
     role_names,
 )
+from cairn.pipeline.corpus.formats.encodings import encoding_of
 from cairn.pipeline.corpus.formats.file_kind import TEXT
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
@@ -46,7 +47,6 @@ from cairn.pipeline.corpus.formats.format import (
     TextLines,
     Undecoded,
     batched,
-    encoding_of,
     learned_footer,
     opened_text,
 )

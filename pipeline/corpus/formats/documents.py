@@ -41,6 +41,7 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import batch_of, role_names
+from cairn.pipeline.corpus.formats.encodings import decoded, text_of
 from cairn.pipeline.corpus.formats.file_kind import OLD_OFFICE, PDF, RTF, TEXT, ZIP
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
@@ -50,9 +51,7 @@ from cairn.pipeline.corpus.formats.format import (
     Undecoded,
     batched,
     damage_of,
-    decoded,
     is_utf8,
-    text_of,
 )
 from cairn.pipeline.corpus.formats.html import BAR, RAISED, converted, joined_formula, root_of
 from cairn.pipeline.corpus.formats.paged import (

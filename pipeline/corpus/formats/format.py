@@ -6,7 +6,6 @@ document or a table, and how it is read. Damage raises one of ``DECODE_ERRORS``,
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import re
@@ -18,10 +17,10 @@ from functools import reduce
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final, TypeVar, cast
 
-import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import Decimals, joined, learned_field
+from cairn.pipeline.corpus.formats.encodings import HEAD_BYTES, encoding_of
 from cairn.pipeline.corpus.formats.file_kind import BZIP2, GZIP, HEAD, ZSTD, no_kind, other_kind
 from cairn.pipeline.errors import (
     TryAgainError,
@@ -40,39 +39,8 @@ HEADING_ID: Final = re.compile(r"(?<![ \t])[ \t]+\{:?[ \t]*[#.][^{}\n]*\}[ \t#]*
 COMPRESSED: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _PACKED: Final = {".gz": GZIP, ".zst": ZSTD, ".bz2": BZIP2}
 MAX_COLUMNS: Final = 10_000
-HEAD_BYTES: Final = 1 << 16
-"""How much of a text is looked at to tell its encoding and dialect."""
 ENCODING: Final = b"encoding"
 """Metadata of the batches of a file whose encoding is a guess."""
-_ASCII: Final = bytes(range(128))
-_SCRIPT_SHARE: Final = 0.8
-"""How much of UTF-16 without a mark is letters of one script and signs of ASCII, at least."""
-_EAST_ASIA: Final = np.array([0x30, *range(0x4E, 0xA0), *range(0xAC, 0xD8), 0xFF])
-"""The high bytes of Kana, Han, Hangul and wide signs."""
-_MARKS: Final = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-_JAPANESE_SHIFTS: Final = (b"\x1b$B", b"\x1b$@")
-"""What ISO-2022-JP begins a run of Japanese with."""
-_SAMPLE_BYTES: Final = 1 << 20
-_GUESSED: Final = (
-    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp874", "iso8859_2", "cp866"),
-    "koi8_r",
-    *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
-)
-_COMMON_SHARE: Final = 0.7
-"""How much of a text of East Asia is usual letters, at least."""
-_COMMON: Final = {
-    "cp949": re.compile(rb"[\xa1-\xa3\xb0-\xc8][\xa1-\xfe]"),
-    "euc_jp": re.compile(rb"[\xa1\xa3-\xa5\xb0-\xcf][\xa1-\xfe]"),
-    "gb18030": re.compile(rb"[\xa1-\xa3\xb0-\xd7][\xa1-\xfe]"),
-    "big5": re.compile(rb"[\xa1-\xc6]."),
-    "cp932": re.compile(rb"[\x81-\x83\x88-\x97]."),
-}
-"""Of encodings of East Asia, the signs and those letters that their standards put first as the usual ones."""
 _STORE_ERROR: Final = re.compile(
     r"AWS Error (?!ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_|RESOURCE_NOT_FOUND)"
     r"|^(?!.*//169\.254\.).*, after \d+ retries",
@@ -321,122 +289,6 @@ def batched(
             yield item
     if pending:
         yield make(pending)
-
-
-def encoding_of(raw: bytes, declared: str = "") -> tuple[str, bool]:
-    """Return what the beginning of a text is written in, and whether it is a guess.
-
-    It is what a mark says, UTF-8 wherever it can be, what is ``declared``, or what it looks like: of texts of
-    the West, that is windows-1252. UTF-8 with damaged characters among others stays that.
-    """
-    for mark, encoding in _MARKS.items():
-        if raw.startswith(mark):
-            return encoding, False
-    name = _OF_A_VENDOR.sub("cp", _NO_PART.sub("", declared.lower()))
-    try:
-        codec = codecs.lookup(_OTHER_NAMES.get(name, name)).name
-        "".encode(codec)
-    except (LookupError, ValueError):  # of one that does not exist, or is none of texts
-        codec = ""
-    if unmarked := _unmarked_encoding(raw):
-        return unmarked, codec != unmarked
-    order = ["utf-8-sig", _AS_BROWSERS.get(codec, codec)]
-    for each in filter(None, reversed(order) if codec.startswith(_SEVEN_BITS) else order):
-        if each in _WITH_CONTROLS or _is_in(raw, each):
-            return each, False
-    kept = raw.decode("utf-8", "ignore").encode()
-    if len(raw) - len(kept) > len(kept.translate(None, delete=_ASCII)):  # is more damage than text
-        from charset_normalizer import from_bytes
-
-        sample = raw[:_SAMPLE_BYTES]
-        lines = sample[: sample.rfind(b"\n") + 1] if len(raw) >= HEAD_BYTES else sample
-        found = [*from_bytes(lines or sample, cp_isolation=[*_GUESSED])]
-        best = [each for each in found if each.chaos == found[0].chaos]
-        if any(_GUESSED[0] in each.could_be_from_charset for each in best):
-            return _GUESSED[0], True
-        if best and best[0].encoding not in _COMMON:
-            return best[0].encoding, True
-        # A short text tells little, and letters of vendors such as ① and ㈱ look unlikely.
-        shares = {each: _common_share(raw[:HEAD_BYTES], each) for each in _COMMON if _is_in(raw, each)}
-        if max(shares.values(), default=0) >= _COMMON_SHARE:
-            return max(shares, key=shares.__getitem__), True
-        if best:
-            return best[0].encoding, True
-    return "utf-8-sig", False
-
-
-def _common_share(raw: bytes, encoding: str) -> float:
-    letters = re.sub("[\0-\x7f]", "", raw.decode(encoding, "ignore"))
-    common = sum(bool(_COMMON[encoding].fullmatch(each.encode(encoding))) for each in letters)
-    return common / max(1, len(letters))
-
-
-def _is_in(raw: bytes, encoding: str) -> bool:
-    """Whether a text, or the beginning of one, is in an encoding."""
-    try:
-        codecs.getincrementaldecoder(encoding)().decode(raw, final=len(raw) < HEAD_BYTES)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _unmarked_encoding(raw: bytes) -> str | None:
-    """Return what a text without a mark is written in that reads as ASCII, too, or as one with NULs.
-
-    Of UTF-16, one byte of each blank is 0, and the same byte of most letters is that of their script, of
-    which those of East Asia have many.
-    """
-    pairs = np.frombuffer(raw, np.uint8, len(raw) // 2 * 2).reshape(-1, 2)
-    if b"\0" in raw and not (pairs == 0).all(1).any():
-        counts = np.array([np.bincount(each, minlength=256) for each in pairs.T])
-        are_such, are_signs = np.isin(pairs, _EAST_ASIA), (pairs > 0x1F) & (pairs < 0x7F)
-        of_east_asia = are_such.sum(0)
-        # Pairs of letters of ASCII look like Han, too, but for their other bytes.
-        are_varied = 4 * (are_such & ~are_signs[:, ::-1]).sum(0) >= of_east_asia
-        of_east_asia *= are_varied & (not _is_in(raw, "utf-8"))
-        of_script = np.maximum(counts[:, 1:].max(1), of_east_asia)
-        is_high = counts[:, 0] + of_script >= _SCRIPT_SHARE * len(pairs)
-        if is_high.sum() == 1:
-            return ("utf-16-be", "utf-16-le")[is_high.argmax()]
-    is_shifted = any(shift in raw for shift in _JAPANESE_SHIFTS) and raw.isascii()
-    return "iso2022_jp" if is_shifted and _is_in(raw, "iso2022_jp") else None
-
-
-_NO_PART: Final = re.compile("^(?:x-)+|-[ie]$")
-"""What is added to names of encodings: experimental, and in which order Hebrew and Arabic stand."""
-_OF_A_VENDOR: Final = re.compile(r"^(?:windows|dos|ibm|cp)[-_]?(?=\d)")
-_OTHER_NAMES: Final = {"cp31j": "cp932", "koi8-ru": "koi8_u", "cn-big5": "big5"}
-"""Names of encodings that Python does not know."""
-_AS_BROWSERS: Final = {
-    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis-620": "cp874", "gb2312": "gb18030",
-    "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs",
-}  # fmt: skip
-"""Encodings whose names stand for larger ones, as the Encoding Standard of the web has it."""
-_WITH_CONTROLS: Final = ("cp1252", "cp1254")
-"""Encodings with bytes that are no letters, which browsers take for controls and Python refuses."""
-_SEVEN_BITS: Final = ("iso2022", "hz", "utf-7")
-"""Encodings whose texts could be ASCII as well."""
-
-
-def text_of(raw: bytes, declared: str = "") -> tuple[str, str]:
-    """Return a text, and its encoding where that is a guess or where damaged characters are U+FFFD."""
-    encoding, is_guess = encoding_of(raw, declared)
-    try:
-        return decoded(raw, encoding), encoding if is_guess else ""
-    except UnicodeDecodeError:
-        told = f"{encoding.removesuffix('-sig')} with U+FFFD for damaged characters"
-        return raw.decode(encoding, "replace"), told
-
-
-def decoded(raw: bytes, encoding: str) -> str:
-    """Decode a text as browsers do, which read every byte of the encodings of Western Europe and Turkish."""
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError:
-        if encoding not in _WITH_CONTROLS:
-            raise
-        letters = {each: ord(bytes([each]).decode(encoding, "ignore") or chr(each)) for each in range(256)}
-        return codecs.charmap_decode(raw, "strict", letters)[0]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from cairn.pipeline.corpus.formats.format import SourceFile, text_of
+from cairn.pipeline.corpus.formats.encodings import text_of
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.formats.text import Document, TextFormat
 from typing_extensions import override
 

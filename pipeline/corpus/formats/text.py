@@ -36,6 +36,7 @@ from cairn.pipeline.corpus.columns import (
     type_of,
     types_of,
 )
+from cairn.pipeline.corpus.formats.encodings import text_of
 from cairn.pipeline.corpus.formats.file_kind import MARKUP, TEXT, other_kind
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
@@ -46,7 +47,6 @@ from cairn.pipeline.corpus.formats.format import (
     TwiceError,
     is_utf8,
     once,
-    text_of,
 )
 from cairn.pipeline.corpus.quarantine import Reason
 from cairn.pipeline.types import RESERVED_COLUMNS

@@ -269,6 +269,19 @@ def test_header_that_looks_like_a_comment_and_comments_that_are_long_are_told_ap
         ("cp932", "①予算の件、髙橋さんが確認します。②㈱山田へ連絡すること。"),
         ("gb18030", "①预算的事情由镕先生确认。②请联系③号㈱公司的朱镕基。"),
         ("euc_jp", "香りが良く、毎日飲めます。"),
+        ("gb18030", "水獭住在河边，吃鱼。它们很会游泳。"),  # noqa: RUF001
+        ("big5", "水獺住在河邊，吃魚。它們很會游泳。"),  # noqa: RUF001
+        ("cp949", "수달은 강가에 살며 물고기를 먹는다."),
+        ("koi8_u", "Видра живе біля річки і їсть рибу."),  # noqa: RUF001
+        ("iso8859_5", "Съешь же ещё этих мягких французских булок."),
+        ("cp1253", "Η βίδρα ζει κοντά στο ποτάμι."),  # noqa: RUF001
+        ("cp1254", "Su samuru nehir kenarında yaşar ve balık yer."),  # noqa: RUF001
+        ("cp1255", "הלוטרה חיה ליד הנהר ואוכלת דגים."),
+        ("cp1257", "Ūdra gyvena prie upės ir minta žuvimis."),
+        ("cp1250", "A vidra a folyó mellett él, és őszi időben is úszik."),
+        ("iso8859_2", "Wydra żyje nad rzeką i łowi ryby ośmiornicą."),
+        ("mac_roman", "La loutre vit près de la rivière à l'été."),
+        ("cp850", "Der Otter lebt am Fluß und mag Äste und Größe für Höhlen."),
         ("iso2022_jp", "日本語の文章です。これはテストです。"),
         ("utf-16-le", "Съешь же ещё этих мягких французских булок."),
         ("utf-16-be", "L'été était très sec, et ça coûte 10 €."),
