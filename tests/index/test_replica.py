@@ -62,13 +62,6 @@ def named_in(bucket: ObjectFolder) -> dict[int, str]:
     return dict(current.manifests)
 
 
-def test_looking_for_a_collection_that_is_not_there_leaves_no_trace(machine: Machine) -> None:
-    layout = machine("reader")
-    layout.refresh()
-    assert not layout.is_begun()
-    assert not layout.folder.exists()
-
-
 def test_machines_take_turns_in_writing_and_lose_nothing(machine: Machine) -> None:
     expected: set[str] = set()
     for turn, name in enumerate("abab"):
@@ -330,23 +323,17 @@ def test_interrupted_upload_goes_on_with_what_it_had_written(
     assert [key for key in written if key.startswith("files/")] == []
 
 
-def test_copy_of_a_collection_that_vanished_from_its_store_is_not_published_over_it(
+def test_copy_of_a_collection_that_vanished_or_is_damaged_in_its_store_is_not_published_over_it(
     machine: Machine, bucket: ObjectFolder
 ) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(5))
     bucket.delete(["CURRENT"])
     with pytest.raises(IntegrityError, match="got no CURRENT; restore it there, or remove the copy"):
         stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
-
-
-@pytest.mark.parametrize("content", [b"", b"[]"])
-def test_damaged_current_of_a_store_is_one_sentence(
-    machine: Machine, bucket: ObjectFolder, content: bytes
-) -> None:
-    bucket.write("CURRENT", content)
-    with pytest.raises(IntegrityError, match="CURRENT of s3://cairn/indexes/stones must") as caught:
-        open_generation(machine("a"))
-    assert "\n" not in str(caught.value)
+    for content in (b"", b"[]"):
+        bucket.write("CURRENT", content)
+        with pytest.raises(IntegrityError, match=r"^CURRENT of s3://cairn/indexes/stones must .*$"):
+            open_generation(machine("b"))
 
 
 def test_manifest_that_points_out_of_its_collection_is_refused(
@@ -365,6 +352,9 @@ def test_manifest_that_points_out_of_its_collection_is_refused(
 
 def test_first_ingest_of_another_machine_is_building_while_it_holds_the_lease(machine: Machine) -> None:
     writer, reader = machine("a"), machine("b")
+    reader.refresh()
+    assert not reader.is_begun()
+    assert not reader.folder.exists(), "looking leaves no trace"
     assert reader.first_ingest() is None
     with writer.writer_lock():
         assert (writer.first_ingest(), reader.first_ingest()) == ("building", "building")

@@ -83,26 +83,17 @@ def test_fit_weights_equal_the_smooth_inverse_document_frequency() -> None:
     )
 
 
-def test_fit_removes_the_first_singular_direction_of_the_sample() -> None:
+def test_fit_removes_the_first_singular_direction_and_scales_the_others_by_a_fourth_root() -> None:
     _, fit = embedder_and_fit(texts())
     raw = {**fit, PROJECTION: np.eye(24, dtype=np.float32)}
-    common = np.linalg.svd(naive_vectors(texts(), raw), full_matrices=False)[2][0]
-    np.testing.assert_allclose(common @ fit[PROJECTION], 0.0, atol=1e-4)
-
-
-def test_fit_scales_directions_by_the_fourth_root_of_their_singular_value() -> None:
-    _, fit = embedder_and_fit(texts())
-    raw = {**fit, PROJECTION: np.eye(24, dtype=np.float32)}
-    singular = np.linalg.svd(naive_vectors(texts(), raw), compute_uv=False)
+    _, singular, directions = np.linalg.svd(naive_vectors(texts(), raw), full_matrices=False)
+    np.testing.assert_allclose(directions[0] @ fit[PROJECTION], 0.0, atol=1e-4)
     expected = (singular[1:] / singular[0]) ** -0.25
     np.testing.assert_allclose(
         np.linalg.norm(fit[PROJECTION], axis=0), expected[: fit[PROJECTION].shape[1]], rtol=1e-3
     )
-
-
-def test_fit_of_a_tiny_sample_removes_nothing() -> None:
-    fit = fit_static(table(), word_tokenizer(), texts(8))
-    np.testing.assert_array_equal(fit[PROJECTION], np.eye(24, dtype=np.float32))
+    tiny = fit_static(table(), word_tokenizer(), texts(8))
+    np.testing.assert_array_equal(tiny[PROJECTION], np.eye(24, dtype=np.float32))
 
 
 @pytest.mark.parametrize("sample", [[], [""], ["w1"], ["w1"] * 100, ["[UNK] ?"] * 100])
@@ -119,11 +110,6 @@ def test_fit_reads_evenly_spaced_texts_of_a_large_sample(monkeypatch: pytest.Mon
     )
 
 
-@pytest.mark.parametrize("text", ["", "   ", "unheard-of"])
-def test_embed_of_a_text_without_known_words_is_a_zero_row(text: str) -> None:
-    assert not fitted().embed([text]).any()
-
-
 def test_embed_of_a_text_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = fitted()
     together = embedder.embed(texts())
@@ -133,20 +119,15 @@ def test_embed_of_a_text_does_not_depend_on_its_neighbours(monkeypatch: pytest.M
     )
 
 
-def test_embed_leaves_the_callers_tokenizer_as_it_was() -> None:
+def test_embed_reads_the_first_known_words_and_leaves_the_callers_tokenizer_as_it_was() -> None:
     tokenizer = word_tokenizer()
     before = tokenizer.to_str()
-    StaticEmbedder(table(), tokenizer, fit_static(table(), tokenizer, texts())).embed(texts())
-    assert tokenizer.to_str() == before
-
-
-def test_embed_reads_the_first_tokens_only() -> None:
+    embedder = StaticEmbedder(table(), tokenizer, fit_static(table(), tokenizer, texts()))
+    assert not embedder.embed(["", "   ", "unheard-of"]).any()
     opening = "w1 w2 " * (MAX_TOKENS // 2)
-    np.testing.assert_array_equal(fitted().embed([opening + "w3 " * 50]), fitted().embed([opening]))
-
-
-def test_embed_of_special_tokens_written_in_text_ignores_them() -> None:
-    np.testing.assert_array_equal(fitted().embed(["w1 [SEP] w2"]), fitted().embed(["w1 w2"]))
+    for one, other in ((opening + "w3 " * 50, opening), ("w1 [SEP] w2", "w1 w2")):
+        np.testing.assert_array_equal(embedder.embed([one]), embedder.embed([other]))
+    assert tokenizer.to_str() == before
 
 
 def test_fingerprint_changes_with_table_and_fit() -> None:

@@ -80,6 +80,9 @@ def test_quantised_model_loads_with_nearly_the_same_vectors(tiny_model_folder, s
     cosines = (vectors(folder) * vectors(tiny_model_folder)).sum(1)
     assert least_cosine < cosines.min() < 1 - 1e-7
     assert not (folder / "model.safetensors").exists()
+    written = (folder / QUANTIZED_NAME).read_bytes()
+    shutil.rmtree(folder)
+    assert (small(**settings) / QUANTIZED_NAME).read_bytes() == written, "the same texts give the same bytes"
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
@@ -91,13 +94,6 @@ def test_quantised_model_has_the_same_vectors_on_openvino(small, weights):
         for backend in ("openvino", "torch")
     )
     np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
-def test_saved_quantised_encoder_is_the_same_again(small, tmp_path):
-    folder = small(weights="int8")
-    encoder = load_encoder(str(folder), precision="fp32")
-    assert "quantised weights" in encoder.save(tmp_path / "saved")
-    assert np.array_equal(vectors(tmp_path / "saved"), vectors(folder))
 
 
 def test_smaller_model_keeps_the_context_it_was_trained_with(tiny_model_folder, small, tmp_path):
@@ -113,9 +109,12 @@ def test_smaller_model_keeps_the_context_it_was_trained_with(tiny_model_folder, 
         assert trained_context(str(tmp_path / name)) == trained
 
 
-def test_matrix_trained_since_is_read_in_place_of_the_rounded_one(small):
+def test_matrix_trained_since_is_read_in_place_of_the_rounded_one(small, tmp_path):
     folder = small(weights="int8")
     name = next(iter(quantized(folder).matrices))
+    encoder = load_encoder(str(folder), precision="fp32")
+    assert "quantised weights" in encoder.save(tmp_path / "saved")
+    assert np.array_equal(vectors(tmp_path / "saved"), vectors(folder)), "saved, it is the same again"
     trained = torch.zeros(quantized(folder)[name].shape)
     save_file({name: trained}, folder / EXTRA_NAME)
     tensors = quantized(folder)
@@ -129,35 +128,23 @@ def quantized(folder: Path) -> QuantizedTensors:
     return tensors
 
 
-def test_same_texts_give_the_same_bytes(small):
-    written: list[bytes] = []
-    for _ in range(2):
-        folder = small(layers=1, weights="int4", group_size=16)
-        written.append((folder / QUANTIZED_NAME).read_bytes())
-        shutil.rmtree(folder)
-    assert written[0] == written[1]
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"layers": 3}, "layers must be at most the model's 2, got 3"),
         ({"weights": "int4", "group_size": 24}, "group_size must divide the width of every matrix"),
+        ({"layers": 1}, "max_tokens must be at most the model's 96 positions, got a text"),
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
         ({}, "compression must take something away"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(small, tmp_path, settings, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        small(**settings)
-    assert not (tmp_path / "small").exists()
-
-
-def test_texts_beyond_the_positions_of_the_model_are_refused(small, tmp_path):
     path = tmp_path / "long.parquet"
     pq.write_table(pa.table({"text": [f"{'the cat ' * 80} {number}" for number in range(9)]}), path)
-    with pytest.raises(ConfigError, match="max_tokens must be at most the model's 96 positions, got a text"):
-        small(texts=path, layers=1)
+    texts = {"texts": path} if "positions" in sentence else {}
+    with pytest.raises(ConfigError, match=sentence):
+        small(**texts, **settings)
+    assert not (tmp_path / "small").exists()
 
 
 def test_a_model_with_nan_is_refused(tiny_model_folder, small, tmp_path):

@@ -60,6 +60,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet prefix": ("mpnet", {"prefix": "mpnet."}),
+    "mpnet beyond the buckets": ("mpnet", {"max_position_embeddings": 402}),
     "modernbert prefix": ("modernbert", {"prefix": "model."}),
     "modernbert norm bias": ("modernbert", {"norm_bias": True}),
     "modernbert wide window": ("modernbert", {"local_attention": 41}),
@@ -91,13 +92,13 @@ def with_settings(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "lengths", [LENGTHS, np.array([13, 9, 13]), np.array([3, 3])], ids=["long", "short", "tiny"]
-)
+@pytest.mark.parametrize("lengths", [LENGTHS, np.array([13, 9, 13]), np.array([3, 3])], ids=len)
 @pytest.mark.parametrize(("family", "changes"), (PLAIN | VARIANTS).values(), ids=(PLAIN | VARIANTS).keys())
 def test_hidden_states_equal_transformers(make, family, changes, lengths) -> None:
     folder = make(family, **changes)
     backbone = load(folder)
+    if backbone.max_positions == 400:
+        lengths = np.array([400, 150, 9])
     ids = random_ids(backbone, lengths)
     ours = backbone.hidden_states(ids, lengths)
     assert worst(ours, published_hidden(published(folder), ids, lengths), lengths) <= 1e-5
@@ -248,39 +249,26 @@ def test_pplx_vectors_equal_chunks_read_between_separators(make, auto_model, att
     np.testing.assert_array_equal(vectors, same)
 
 
-def test_hidden_states_half_rotated_heads_move_them(make) -> None:
-    plain, other = load(make("nomic_bert")), load(make("nomic_bert", rotary_emb_fraction=0.5))
+def test_settings_that_are_not_given_are_the_published_ones_and_half_rotated_heads_move_states(make) -> None:
+    plain, half = load(make("nomic_bert")), load(make("nomic_bert", rotary_emb_fraction=0.5))
     ids = random_ids(plain)
-    assert worst(plain.hidden_states(ids, LENGTHS), other.hidden_states(ids, LENGTHS)) > 1e-2
-
-
-def test_hidden_states_head_width_that_is_not_given_is_the_hidden_size_divided(make) -> None:
-    folder = make("mistral", head_dim=8)
-    given = load(folder)
-    ids = random_ids(given)
-    before = given.hidden_states(ids, LENGTHS)
-    assert torch.equal(load(with_settings(folder, head_dim=None)).hidden_states(ids, LENGTHS), before)
-
-
-def test_load_local_base_that_is_null_means_the_global_one(make) -> None:
-    folder = with_settings(make("modernbert", global_rope_theta=500.0), local_rope_theta=None)
-    same = load(make("modernbert", global_rope_theta=500.0, local_rope_theta=500.0))
-    ids = random_ids(same)
-    assert torch.equal(load(folder).hidden_states(ids, LENGTHS), same.hidden_states(ids, LENGTHS))
+    assert worst(plain.hidden_states(ids, LENGTHS), half.hidden_states(ids, LENGTHS)) > 1e-2
+    bases = {"global_rope_theta": 500.0, "local_rope_theta": 500.0}
+    for family, settings, left_out in (
+        ("mistral", {"head_dim": 8}, "head_dim"),  # the hidden size divided
+        ("modernbert", bases, "local_rope_theta"),  # the global one
+    ):
+        folder = make(family, **settings)
+        before = load(folder).hidden_states(ids, LENGTHS)
+        assert torch.equal(
+            load(with_settings(folder, **{left_out: None})).hidden_states(ids, LENGTHS), before
+        )
 
 
 def test_hidden_states_context_without_a_global_layer_is_refused(make) -> None:
     backbone = load(make("modernbert", **TODAYS_NAMES | {"layer_types": ["sliding_attention"] * 4}))
     with pytest.raises(ModelError, match="must have a global layer"):
         backbone.hidden_states(random_ids(backbone), LENGTHS, CONTEXT)
-
-
-def test_hidden_states_distances_beyond_the_buckets_equal_transformers(make) -> None:
-    folder, lengths = make("mpnet", max_position_embeddings=402), np.array([400, 150, 9])
-    backbone = load(folder)
-    ids = random_ids(backbone, lengths)
-    theirs = published_hidden(published(folder), ids, lengths)
-    assert worst(backbone.hidden_states(ids, lengths), theirs, lengths) <= 1e-5
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "nomic_bert"])
