@@ -74,13 +74,16 @@ def test_documents_are_listed_beyond_one_request(stones, monkeypatch):
     assert len(listed) == 12
 
 
-def test_document_comes_whole_whatever_a_request_may_give(stones, monkeypatch):
+def test_document_comes_whole_whatever_a_request_may_give_and_is_none_where_there_is_none(
+    stones, monkeypatch
+):
     monkeypatch.setattr("cairn.pipeline.client.clients.STRETCH_CHARACTERS", 17)
     document = stones.read_document("stones/slate/2")
     assert document is not None
     assert document.text.startswith("stone 2 é: slate")
     assert len(document.text) > 3 * 17
     assert document.metadata == {"year": 2002, "found": "2002-01-01"}
+    assert [stones.read_document(doc_id) for doc_id in ("stones/../slate", ".")] == [None, None]
 
 
 def test_lineage_is_what_the_server_says(stones):
@@ -90,11 +93,6 @@ def test_lineage_is_what_the_server_says(stones):
     assert found.run is not None
     assert found.run.run_id == found.published_by
     assert stones.lineage("stones/slate/99") is None
-
-
-def test_document_that_is_not_there_is_none(stones):
-    assert stones.read_document("stones/../slate") is None
-    assert stones.read_document(".") is None
 
 
 def test_unknown_collection_is_an_error_of_its_own(client):
@@ -201,6 +199,8 @@ def test_parameters_that_json_does_not_have_are_refused(call):
         kind = "of JSON, dates, UUIDs and arrays" if wrong in plain else "JSON without NaN and not nested .*"
         with pytest.raises(UsageError, match=f"must be {kind}, got"):
             call(lambda client, wrong=wrong: client.collection("stones").search("slate", filters=wrong))
+    with pytest.raises(UsageError, match=r"filters must be a mapping such as \{'year': 2020\}.*got a text"):
+        call(lambda client: client.collection("c").search("q", filters="year>=2020"))
 
 
 def test_client_that_is_closed_is_refused():
@@ -249,11 +249,6 @@ def test_settings_no_client_can_be_made_with_are_refused(kind, settings):
     with pytest.raises(ConfigError, match=f"^{next(iter(settings))} must") as caught:
         kind(**settings)
     assert "\n" not in str(caught.value)
-
-
-def test_filter_given_as_a_text_names_what_a_filter_is(call):
-    with pytest.raises(UsageError, match=r"filters must be a mapping such as \{'year': 2020\}.*got a text"):
-        call(lambda client: client.collection("c").search("q", filters="year>=2020"))
 
 
 @pytest.fixture(scope="module")

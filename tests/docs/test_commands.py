@@ -15,7 +15,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 import urllib.request
 from collections.abc import Callable, Generator, Sequence
@@ -30,6 +29,7 @@ from cairn.cli.main import cairn, run
 from cairn.cli.settings import read_settings
 
 from tests.docs.pages import GUIDE, README, ROOT, Block, blocks, shell_lines
+from tests.served_stones import wait_until
 
 REASONS = {
     "docker": "needs a Docker engine; tests/test_compose.py runs the services' commands",
@@ -98,13 +98,6 @@ def write_corpora(folder: Path) -> None:
     shelves = [f"{topic} {number}" for topic in TOPICS for number in range(3)]
     books = [f"This book explains {shelf} in full. " + f"More on {shelf} follows. " * 40 for shelf in shelves]
     write(folder / "library/a.parquet", id=shelves, text=books)
-
-
-def wait_until(is_done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_done():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def answers_at(address: str) -> bool:

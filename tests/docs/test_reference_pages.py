@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -34,10 +33,3 @@ def test_page_has_every_public_name_and_no_place_of_this_machine() -> None:
     assert {name for name in names if f"\n## `{name}`\n" not in PYTHON} == set()
     assert "### `Collection.search_vectors`" in PYTHON
     assert re.search(r"0x[0-9a-f]{6}|<class|:\w+:`|(?<!`)``\w", PYTHON) is None
-
-
-def test_lines_of_curl_are_words_of_a_shell() -> None:
-    lines = re.findall(r"^curl .*$", HTTP, re.MULTILINE)
-    assert len(lines) >= 4
-    for line in lines:
-        assert shlex.split(line)[-2] == "-d"

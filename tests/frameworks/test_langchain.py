@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from cairn import open_collection
 from cairn.langchain import CairnEmbeddings, CairnRetriever, CairnVectorStore
@@ -43,12 +42,6 @@ class TestCairnEmbeddings(EmbeddingsIntegrationTests):
         return {"encoder": self.encoder}
 
 
-def test_vectors_are_unit_length_and_none_are_asked_for_nothing(stones_client):
-    embeddings = CairnEmbeddings(stones_client.collection("stones"))
-    assert np.linalg.norm(embeddings.embed_query("granite")) == pytest.approx(1.0, abs=1e-5)
-    assert embeddings.embed_documents([]) == []
-
-
 @pytest.mark.anyio
 class TestCairnRetriever(RetrieversIntegrationTests):
     @pytest.fixture(autouse=True)
@@ -80,16 +73,10 @@ def test_documents_say_where_they_stand(stones):
     two = retriever.invoke(QUERY, k=9, filters={"year": [2001, 2004, 1900]})
     assert {document.metadata["year"] for document in two} == {2001, 2004}
     assert len(retriever.invoke(QUERY, k=9, parameters={"passages": 1})) == 7
-
-
-def test_retriever_takes_part_in_a_chain(stones):
-    chain = CairnRetriever(collection=stones, k=1) | (lambda documents: documents[0].page_content)
-    assert "stone" in chain.invoke("stone 3") or chain.invoke("stone 3")
-
-
-def test_keyword_it_does_not_know_is_refused(stones):
     with pytest.raises(ConfigError, match="got top_k"):
-        CairnRetriever(collection=stones).invoke(QUERY, top_k=3)
+        retriever.invoke(QUERY, top_k=3)
+    chain = retriever | (lambda documents: documents[0].page_content)
+    assert chain.invoke(QUERY) == first.page_content
 
 
 @pytest.fixture
@@ -158,19 +145,18 @@ def test_highlights_are_words_of_the_whole_document(tmp_path, tiny_model_folder)
     assert "highlights" not in store.similarity_search("old cat", k=1)[0].metadata
 
 
-def test_document_that_came_another_way_has_its_own_metadata_alone(make_store, tmp_path):
-    make_store().add_texts(["first note"], ids=["1"])
-    open_collection("notes", root=tmp_path / "root").add([{"id": "2", "text": "second note", "year": 2020}])
-    (found,) = make_store().get_by_ids(["2"])
-    assert found.metadata == {"year": 2020}
-
-
-def test_another_store_opens_what_one_wrote(make_store):
+def test_another_store_opens_what_one_wrote_with_its_own_metadata_alone(make_store, tmp_path):
     make_store().add_texts(["first note"], ids=["1"])
     other = make_store()
     assert other.similarity_search("note", k=1)[0].id == "1"
     assert other.add_texts(["of one id", "the last counts"], ids=["2", "2"]) == ["2", "2"]
     assert [document.page_content for document in other.get_by_ids(["2"])] == ["the last counts"]
+    with pytest.raises(UsageError, match=r"got 1 that cannot \(nul_character: 1\)"):
+        other.add_texts(["a\x00b", "a note"], ids=["3", "4"])
+    assert [document.id for document in other.get_by_ids(["3", "4"])] == ["4"]
+    open_collection("notes", root=tmp_path / "root").add([{"id": "5", "text": "another", "year": 2020}])
+    (found,) = make_store().get_by_ids(["5"])
+    assert found.metadata == {"year": 2020}
 
 
 def test_store_that_was_emptied_is_filled_again(make_store):
@@ -182,15 +168,18 @@ def test_store_that_was_emptied_is_filled_again(make_store):
     assert [document.id for document in store.similarity_search("third", k=3)] == ["3"]
 
 
-def test_from_texts_takes_no_foreign_embeddings(tmp_path, tiny_model_folder):
+def test_from_texts_takes_no_foreign_embeddings_and_the_name_that_other_stores_have(
+    tmp_path, tiny_model_folder
+):
     settings = {"encoder": {"model": str(tiny_model_folder), "landmark_interval": 16}}
-    options = {"collection": "notes", "root": tmp_path, "settings": settings}
+    options = {"root": tmp_path, "settings": settings}
     with pytest.raises(ConfigError, match="embeds with its own encoder, got DeterministicFakeEmbedding"):
-        CairnVectorStore.from_texts(["a"], DeterministicFakeEmbedding(size=3), **options)
-    stored = CairnVectorStore.from_documents(
-        [Document(page_content="a note", metadata={"x": 1})], None, **options
-    )  # type: ignore[arg-type]
-    assert stored.similarity_search("note", k=1)[0].metadata == {"x": 1}
+        CairnVectorStore.from_texts(["a"], DeterministicFakeEmbedding(size=3), collection="notes", **options)
+    document = Document(page_content="a note", metadata={"x": 1})
+    for named in ({"collection": "notes"}, {"collection_name": "other"}):
+        stored = CairnVectorStore.from_documents([document], None, **named, **options)  # type: ignore[arg-type]
+        assert [stored.collection.layout.name] == [*named.values()]
+        assert stored.similarity_search("note", k=1)[0].metadata == {"x": 1}
 
 
 def test_what_cannot_be_stored_is_refused_before_anything_is(make_store):
@@ -211,13 +200,6 @@ def test_what_cannot_be_stored_is_refused_before_anything_is(make_store):
     with pytest.raises(ConfigError, match="must be one of string, integer"):
         make_store(filter_columns={"year": "date"})
     assert not store.collection.layout.folder.exists()
-
-
-def test_text_that_an_ingest_quarantines_is_told(make_store):
-    store = make_store()
-    with pytest.raises(UsageError, match=r"got 1 that cannot \(nul_character: 1\)"):
-        store.add_texts(["a\x00b", "a note"], ids=["1", "2"])
-    assert [document.id for document in store.get_by_ids(["1", "2"])] == ["2"]
 
 
 def test_marginal_relevance_and_vectors_find_documents(make_store):
@@ -241,12 +223,3 @@ def test_marginal_relevance_and_vectors_find_documents(make_store):
     assert two == store.similarity_search("granite", k=2)
     retriever = store.as_retriever(search_type="mmr", search_kwargs={"k": 2})
     assert len(retriever.invoke("granite")) == 2
-
-
-def test_from_texts_takes_the_name_that_other_stores_have(tmp_path, tiny_model_folder):
-    encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
-    store = CairnVectorStore.from_texts(
-        ["a note"], collection_name="other", root=tmp_path / "root", settings={"encoder": encoder}
-    )
-    assert store.collection.layout.name == "other"
-    assert [found.page_content for found in store.similarity_search("note")] == ["a note"]

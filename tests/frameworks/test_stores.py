@@ -144,17 +144,19 @@ def test_nodes_are_found_as_they_were_and_deleted(make):
     store = make(CairnVectorStore)
     assert store.query(VectorStoreQuery(query_str="granite")).ids == []
     nodes = [node("1", "granite granite", "a", year=1, tags=["x"], deep={"k": [1]}), node("2", "slate", "b")]
-    assert store.add(nodes) == ["1", "2"]
-    found = store.query(VectorStoreQuery(query_str="granite", similarity_top_k=2))
+    assert store.add([*nodes, TextNode(id_="alone", text="shale")]) == ["1", "2", "alone"]
+    found = store.query(VectorStoreQuery(query_str="granite", similarity_top_k=3))
     assert found.nodes[0] == nodes[0]
     assert found.similarities == sorted(found.similarities, reverse=True)
     assert store.get_nodes(["2", "none"]) == [nodes[1]]
-    assert {each.node_id for each in store.get_nodes()} == {"1", "2"}
+    assert {each.node_id for each in store.get_nodes()} == {"1", "2", "alone"}
     assert store.get_nodes(filters=where(("year", "==", 1))) == [nodes[0]]
     only = VectorStoreQuery(query_str="slate", similarity_top_k=2, filters=where(("year", "==", 1)))
     assert store.query(only).ids == ["1"]
+    store.delete("none")
     store.delete("a")
-    assert store.query(VectorStoreQuery(query_str="granite", similarity_top_k=2)).ids == ["2"]
+    found = store.query(VectorStoreQuery(query_str="granite", similarity_top_k=3))
+    assert {*found.ids} == {"2", "alone"}
     store.delete_nodes(["2"])
     assert store.get_nodes(["1", "2"]) == []
 
@@ -188,13 +190,6 @@ def test_search_of_a_collection_that_is_not_there_is_warned_of_once(tmp_path, ca
         for _ in range(2):
             assert store.similarity_search("granite") == []
     assert [name in each for each in caplog.messages if "no collection" in each] == [True]
-
-
-def test_delete_of_an_unknown_source_deletes_nothing(make):
-    store = make(CairnVectorStore)
-    store.add([TextNode(id_="alone", text="granite is hard")])
-    store.delete("none")
-    assert [node.node_id for node in store.get_nodes(["alone"])] == ["alone"]
 
 
 def test_filters_are_those_of_llama_index(place):
@@ -306,21 +301,12 @@ def test_langchain_takes_an_id_that_is_a_text_as_one(make):
         store.add_texts(["four"], [{}, {}])
 
 
-def test_langchain_finds_what_is_unlike(make):
-    store = make(LangChainStore)
-    store.add_texts(["granite granite"] * 6 + ["granite and slate", "sea and salt", "a river", "old mill"])
-    retriever = store.as_retriever(search_type="mmr", search_kwargs={"k": 4, "lambda_mult": 0.5})
-    for found in (
-        store.max_marginal_relevance_search("granite", k=4, lambda_mult=0.5),
-        retriever.invoke("granite"),
-    ):
-        assert len({each.page_content for each in found}) == 4
-
-
 @pytest.mark.parametrize("weight", [0.3, 0.5, 0.7])
-def test_marginal_relevance_leaves_copies_out(place, weight):
-    store = LangChainStore("notes", **place)
+def test_marginal_relevance_leaves_copies_out(make, weight):
+    store = make(LangChainStore)
     others = ["granite and slate", "sea and salt", "a river", "old mill", "marble"]
     store.add_texts(["granite granite"] * 6 + others)
-    found = store.max_marginal_relevance_search("granite", k=4, lambda_mult=weight)
-    assert len({each.page_content for each in found}) == 4
+    options = {"k": 4, "lambda_mult": weight}
+    retriever = store.as_retriever(search_type="mmr", search_kwargs=options)
+    for found in (store.max_marginal_relevance_search("granite", **options), retriever.invoke("granite")):
+        assert len({each.page_content for each in found}) == 4

@@ -66,14 +66,6 @@ def patience():
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory):
-    """Keep what servers keep away from this machine's own cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CAIRN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def unhealed(monkeypatch):
     """Let collections be too large for a server to mend them."""
@@ -88,11 +80,6 @@ def ingest(tiny_model_folder):
         ingest_rows(root, name, rows, model, **encoder)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def make_rows():
-    return stone_rows
 
 
 @pytest.fixture(scope="session")

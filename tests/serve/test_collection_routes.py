@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict
 from urllib.parse import quote
 
@@ -13,36 +12,32 @@ from cairn.pipeline.client.errors import InvalidRequestError
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.serve.settings import ServeSettings
 
+from tests.serve.conftest import stone_rows
 
-def test_collections_are_listed_with_their_counts(client):
+
+def test_collections_are_listed_and_described_and_those_that_were_not_named_not_served(
+    served_root, serve, client
+):
+    named = serve(ServeSettings(root=served_root, collections=("pebbles",)))
+    assert [c["name"] for c in named.get("/v1/collections").json()["collections"]] == ["pebbles"]
+    assert named.get("/v1/collections/pebbles").status_code == 200
+    assert named.get("/v1/collections/stones").status_code == 404
     listed = client.get("/v1/collections").json()["collections"]
     assert [(c["name"], c["status"], c["generation"], c["documents"]) for c in listed] == [
         ("pebbles", "ready", 1, 4),
         ("stones", "ready", 1, 20),
     ]
-
-
-def test_collections_that_were_not_named_are_not_served(served_root, serve):
-    client = serve(ServeSettings(root=served_root, collections=("pebbles",)))
-    assert [c["name"] for c in client.get("/v1/collections").json()["collections"]] == ["pebbles"]
-    assert client.get("/v1/collections/pebbles").status_code == 200
-    assert client.get("/v1/collections/stones").status_code == 404
-
-
-def test_collection_says_how_it_may_be_asked(client):
     found = client.get("/v1/collections/stones").json()
-    assert (found["name"], found["generation"], found["documents"], found["vector_dim"]) == (
-        "stones",
-        1,
-        20,
-        32,
-    )
-    assert (found["landmark_interval"], found["uses_context"], found["is_outdated"]) == (16, False, False)
+    expected = {"name": "stones", "generation": 1, "documents": 20, "vector_dim": 32}
+    expected |= {"landmark_interval": 16, "uses_context": False, "is_outdated": False}
+    assert {name: found[name] for name in expected} == expected
     assert {"name": "year", "type": "int64"} in found["filter_columns"]
 
 
-def test_every_document_is_read_by_its_id(client, make_rows):
-    for row in make_rows():
+def test_every_document_is_read_by_its_id(
+    client,
+):
+    for row in stone_rows():
         found = client.get(f"/v1/collections/stones/documents/{row['id']}").json()
         assert {key: found[key] for key in ("doc_id", "title", "text", "metadata")} == {
             "doc_id": row["id"],
@@ -76,8 +71,8 @@ def test_documents_of_odd_ids_are_read(tmp_path, serve, ingest):
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 5), (7, 11), (60, 1_000_000), (10_000, 5)])
-def test_stretch_of_a_document_is_the_slice_of_its_text(client, make_rows, start, count):
-    row = make_rows()[7]
+def test_stretch_of_a_document_is_the_slice_of_its_text(client, start, count):
+    row = stone_rows()[7]
     found = client.get(
         f"/v1/collections/stones/documents/{row['id']}", params={"start_char": start, "max_characters": count}
     ).json()
@@ -95,22 +90,14 @@ def test_unknown_document_is_not_found(client, doc_id):
     assert (response.status_code, response.json()["type"]) == (404, "urn:problem-type:cairn:unknown-document")
 
 
-def test_collection_that_was_removed_is_not_found_and_the_other_goes_on(own_root, serve):
-    client = serve(ServeSettings(root=own_root))
-    shutil.rmtree(own_root / "stones")
-    for _ in range(2):
-        response = client.post("/v1/collections/stones/search", json={"query": "slate"})
-        assert (response.status_code, response.json()["type"]) == (
-            404,
-            "urn:problem-type:cairn:unknown-collection",
-        )
-    assert client.post("/v1/collections/pebbles/search", json={"query": "slate"}).status_code == 200
-
-
-def test_collection_that_came_later_is_served(own_root, serve, ingest, make_rows):
+def test_collection_that_came_later_is_served(
+    own_root,
+    serve,
+    ingest,
+):
     client = serve(ServeSettings(root=own_root))
     assert client.get("/v1/collections/later").status_code == 404
-    ingest(own_root, "later", make_rows(3))
+    ingest(own_root, "later", stone_rows(3))
     assert client.get("/v1/collections/later").json()["documents"] == 3
 
 

@@ -10,10 +10,9 @@ import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-from cairn.pipeline.collection import list_statuses
+from cairn.pipeline.collection import list_statuses, load_query_encoder
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection
 from cairn.pipeline.index.names import CHUNKS_FAISS
@@ -28,6 +27,7 @@ from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
 from tests.damages import put
+from tests.serve.conftest import stone_rows
 
 pytestmark = pytest.mark.usefixtures("unhealed")
 
@@ -50,8 +50,7 @@ def require_refused(client, root, name, status, kind):
         client.post(f"/v1/collections/{name}/search", json={"query": "slate"}),
         client.post(f"/v1/vector_stores/{name}/search", json={"query": "slate"}),
         client.post("/v1/embeddings", json={"model": name, "input": "slate"}),
-        client.get(f"/v1/collections/{name}"),
-        client.get(f"/v1/collections/{name}/documents/x"),
+        *(client.get(f"/v1/collections/{name}{path}") for path in ("", "/documents/x", "/map", "/health")),
     ]
     assert {(reply.status_code, reply.json()["type"]) for reply in replies} == {
         (status, f"urn:problem-type:cairn:{kind}")
@@ -71,20 +70,14 @@ def test_linked_collection_is_not_followed(own_root, tmp_path, serve):
     require_refused(serve(ServeSettings(root=own_root)), own_root, "stones", 404, "unknown-collection")
 
 
-def test_collection_being_built(own_root, serve):
-    layout = CollectionLayout(own_root, "coming")
-    with layout.writer_lock():
+def test_collection_being_built_and_one_whose_first_ingest_was_killed(own_root, serve, ingest):
+    with CollectionLayout(own_root, "coming").writer_lock():
         client = serve(ServeSettings(root=own_root))
         reply = require_refused(client, own_root, "coming", 503, "collection-building")
         assert reply.headers["Retry-After"] == "30"
         assert listed(client)["coming"] == "building"
         assert "has not finished yet" in reply.json()["detail"]
-
-
-def test_collection_whose_first_ingest_was_killed(own_root, serve, ingest):
-    with CollectionLayout(own_root, "coming").writer_lock():
-        pass  # what a killed run leaves: the file, and no lock
-    client = serve(ServeSettings(root=own_root))
+    # What a killed run leaves: the file, and no lock.
     reply = require_refused(client, own_root, "coming", 503, "collection-unfinished")
     assert "Retry-After" not in reply.headers
     assert "run `cairn ingest` again" in reply.json()["detail"]
@@ -124,75 +117,44 @@ def test_collection_without_a_readable_manifest(own_root, serve):
     assert listed(client) == {"pebbles": "ready", "stones": "damaged"}
 
 
-def test_corrupt_new_generation_leaves_the_old_one_answering(own_root, serve, ingest, make_rows):
-    client = serve(ServeSettings(root=own_root))
-    ingest(own_root, "stones", make_rows(version=1))
-    damage(own_root, "stones", 2)
-    assert client.post("/v1/collections/stones/search", json={"query": "slate"}).json()["generation"] == 1
-    assert client.get("/v1/collections/stones").json()["is_outdated"] is True
-
-
 @pytest.mark.parametrize(
     "harm", [shutil.rmtree, lambda model: (model / "model.safetensors").write_bytes(b"no weights")]
 )
 def test_collection_whose_model_is_gone_or_damaged(
-    own_root, tmp_path, serve, ingest, make_rows, tiny_model_folder, harm
+    own_root, tmp_path, serve, ingest, tiny_model_folder, harm
 ):
     model = shutil.copytree(tiny_model_folder, tmp_path / "model")
-    ingest(own_root, "orphan", make_rows(4), model)
+    ingest(own_root, "orphan", stone_rows(4), model)
     harm(model)
     require_refused(serve(ServeSettings(root=own_root)), own_root, "orphan", 503, "encoder-unavailable")
 
 
-def test_collection_built_by_another_encoder(
-    own_root, tmp_path, serve, ingest, make_rows, make_bert, model_size
-):
+def test_collection_built_by_another_encoder(own_root, tmp_path, serve, ingest, make_bert, model_size):
     model = make_bert(model_size(layers=1))
-    ingest(own_root, "orphan", make_rows(4), model)
+    ingest(own_root, "orphan", stone_rows(4), model)
     shutil.copy(make_bert(model_size(layers=2)) / "config.json", model)
     shutil.copy(make_bert(model_size(layers=2)) / "model.safetensors", model)
     require_refused(serve(ServeSettings(root=own_root)), own_root, "orphan", 503, "encoder-mismatch")
 
 
-def test_failure_is_remembered_for_a_while(own_root, serve, monkeypatch):
-    damage(own_root, "stones")
-    client = serve(ServeSettings(root=own_root))
-    monkeypatch.setattr(
-        collections, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again")
-    )
-    assert asked(client, "stones") == (503, "collection-damaged")
-
-
-def test_repaired_collection_is_served_when_the_retry_is_due(own_root, serve, monkeypatch):
-    monkeypatch.setattr(collections, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(served, "RETRY_SECONDS", 0.0)
+@pytest.mark.parametrize("is_due", [False, True])
+def test_failure_is_remembered_until_the_retry_is_due(own_root, serve, monkeypatch, is_due):
+    if is_due:
+        monkeypatch.setattr(collections, "RETRY_SECONDS", 0.0)
+        monkeypatch.setattr(served, "RETRY_SECONDS", 0.0)
     damage(own_root, "stones")
     client = serve(ServeSettings(root=own_root))
     assert asked(client, "stones") == (503, "collection-damaged")
     damage(own_root, "stones")  # flips the same bit back
-    assert asked(client, "stones") == (200, "")
+    assert asked(client, "stones") == ((200, "") if is_due else (503, "collection-damaged"))
 
 
-def test_collections_with_one_encoder_load_it_once(served_root, serve):
-    from cairn.pipeline.collection import load_query_encoder
-
-    loaded: list[Any] = []
-
-    def load(generation):
-        loaded.append(generation.manifest.collection)
-        return load_query_encoder(generation)
-
-    client = serve(ServeSettings(root=served_root), load_encoder=load)
-    assert [asked(client, name) for name in ("stones", "pebbles")] == [(200, "")] * 2
-    assert len(loaded) == 1
-
-
-def test_measuring_a_collection_for_thresholds_takes_its_turn_at_the_encoder(served_root, serve):
-    from cairn.pipeline.collection import load_query_encoder
-
+def test_collections_share_an_encoder_and_measuring_one_takes_its_turn_at_it(served_root, serve):
+    loaded: list[str] = []
     passes: list[tuple[str, int]] = []
 
     def load(generation):
+        loaded.append(generation.manifest.collection)
         encoder = load_query_encoder(generation)
         encode = encoder.encode_query_tokens
 
@@ -204,15 +166,15 @@ def test_measuring_a_collection_for_thresholds_takes_its_turn_at_the_encoder(ser
         return encoder
 
     client = serve(ServeSettings(root=served_root), load_encoder=load)
+    assert asked(client, "pebbles") == (200, "")
     body = {"query": "granite", "min_probability": 0.5}
     assert client.post("/v1/collections/stones/search", json=body).status_code == 200
+    assert len(loaded) == 1
     assert {thread for thread, _ in passes} == {"cairn-encoder"}
     assert sum(size for _, size in passes) > len(GENERAL_QUESTIONS)
 
 
 def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(served_root, monkeypatch):
-    from cairn.pipeline.collection import load_query_encoder
-
     go_on = threading.Event()
 
     def load(generation):
@@ -246,13 +208,6 @@ def test_unknown_names_leave_nothing_behind(client):
     for number in range(20):
         assert client.get(f"/v1/collections/name-{number}").status_code == 404
     assert json.dumps(sorted(collections._opened)) == before
-
-
-def test_list_says_what_requests_will_find(own_root, serve):
-    client = serve(ServeSettings(root=own_root))
-    (own_root / "stones" / "CURRENT").write_bytes(b"")
-    assert asked(client, "stones") == (200, "")
-    assert listed(client)["stones"] == "ready"  # what is open serves on
 
 
 @pytest.mark.parametrize("kind", ["folder", "link to itself", "FIFO"])

@@ -53,7 +53,7 @@ def settled(client, store, file_id):
     return read()
 
 
-def test_sent_file_is_listed_read_and_removed(client, own_root):
+def test_files_and_stores_are_made_listed_read_and_removed(client, own_root):
     files = [send(client, f"{place}.md", NOTE) for place in range(3)]
     assert [file.id for file in client.files.list(limit=2, order="asc")] == [file.id for file in files]
     assert client.files.content(files[0].id).read() == NOTE
@@ -63,6 +63,20 @@ def test_sent_file_is_listed_read_and_removed(client, own_root):
     with pytest.raises(openai.NotFoundError, match="no such file"):
         client.files.retrieve(files[0].id)
     assert not (own_root / FOLDER_NAME / files[0].id).exists()
+    file = send(client, "keys.md", NOTE)
+    store = client.vector_stores.create(name="Support FAQ", file_ids=[file.id], metadata={"team": "a"})
+    assert (store.id, store.name, store.metadata) == ("support-faq", "Support FAQ", {"team": "a"})
+    assert settled(client, store.id, file.id).status == "completed"
+    other = client.vector_stores.create(name="Support FAQ")
+    assert other.id.startswith("support-faq-")
+    assert {other.id, store.id} <= {each.id for each in client.vector_stores.list()}
+    assert client.vector_stores.update(store.id, name="FAQ").metadata == {"team": "a"}
+    found = client.vector_stores.retrieve(store.id)
+    assert (found.name, found.status, found.file_counts.completed) == ("FAQ", "completed", 1)
+    assert list(client.vector_stores.files.list(other.id)) == []
+    assert client.vector_stores.delete(store.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.vector_stores.retrieve(store.id)
 
 
 def test_attached_file_is_found_by_searches_and_gone_once_detached(client):
@@ -85,23 +99,6 @@ def test_attached_file_is_found_by_searches_and_gone_once_detached(client):
     with pytest.raises(openai.NotFoundError):
         client.vector_stores.files.retrieve(file.id, vector_store_id="stones")
     assert client.files.retrieve(file.id).id == file.id
-
-
-def test_store_is_made_filled_described_and_deleted(client):
-    file = send(client, "keys.md", NOTE)
-    store = client.vector_stores.create(name="Support FAQ", file_ids=[file.id], metadata={"team": "a"})
-    assert (store.id, store.name, store.metadata) == ("support-faq", "Support FAQ", {"team": "a"})
-    assert settled(client, store.id, file.id).status == "completed"
-    other = client.vector_stores.create(name="Support FAQ")
-    assert other.id.startswith("support-faq-")
-    assert {other.id, store.id} <= {each.id for each in client.vector_stores.list()}
-    assert client.vector_stores.update(store.id, name="FAQ").metadata == {"team": "a"}
-    found = client.vector_stores.retrieve(store.id)
-    assert (found.name, found.status, found.file_counts.completed) == ("FAQ", "completed", 1)
-    assert list(client.vector_stores.files.list(other.id)) == []
-    assert client.vector_stores.delete(store.id).deleted
-    with pytest.raises(openai.NotFoundError):
-        client.vector_stores.retrieve(store.id)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +132,7 @@ def test_file_that_cannot_be_read_fails_with_its_reason(client, own_root, name, 
     assert (ids[0], len(ids)) == (file.id, 21)
 
 
-def test_rows_of_a_table_are_documents_with_their_own_ids(client):
+def test_rows_are_documents_with_their_own_ids_and_a_document_takes_the_one_asked_for(client, server):
     rows = (
         b'{"id": "t1", "text": "obsidian", "year": 7}\n{"id": "t2", "text": " "}\n{"id": "t3", "text": "x"}'
         b'\n{"id": "t1", "text": "another"}\n{"id": "t4", "text": ""}'
@@ -154,26 +151,6 @@ def test_rows_of_a_table_are_documents_with_their_own_ids(client):
     for gone in ("t1", "t3"):
         with pytest.raises(openai.NotFoundError):
             client.vector_stores.files.retrieve(gone, vector_store_id="stones")
-
-
-def test_batch_counts_its_files(client):
-    files = [send(client, name, NOTE) for name in ("a.md", "b.txt", "c.exe")]
-    given = [{"file_id": each.id, "attributes": {"tenant": "new"}} for each in files]
-    batch = client.vector_stores.file_batches.create("stones", files=given)
-    for each in files:
-        settled(client, "stones", each.id)
-    batch = client.vector_stores.file_batches.retrieve(batch.id, vector_store_id="stones")
-    assert (batch.status, batch.file_counts.completed, batch.file_counts.failed) == ("completed", 2, 1)
-    listed = client.vector_stores.file_batches.list_files(
-        batch.id, vector_store_id="stones", filter="completed"
-    )
-    assert {each.id for each in listed} == {each.id for each in files[:2]}
-    assert client.vector_stores.file_batches.cancel(batch.id, vector_store_id="stones").status == "completed"
-    with pytest.raises(openai.NotFoundError, match="no such file"):
-        client.vector_stores.file_batches.create("stones", file_ids=[files[0].id, "file-none"])
-
-
-def test_document_takes_the_id_that_is_asked_for(client, server):
     for content in (NOTE, b"jade jade"):
         attached(client, "stones", "keys.md", content, extra_body={"doc_id": "keys.md"})
     document = server.get("/v1/collections/stones/documents/keys.md").json()
@@ -188,6 +165,32 @@ def test_document_takes_the_id_that_is_asked_for(client, server):
     assert server.get("/v1/collections/stones/lineage/keys.md").json()["source_file"] == "keys.md"
     refused = attached(client, "stones", "dots.md", NOTE, extra_body={"doc_id": ".."})
     assert (refused.status, refused.last_error.code) == ("failed", "invalid_file")
+
+
+def test_batch_counts_its_files_and_is_one_publication(client, server):
+    files = [send(client, name, NOTE) for name in ("a.md", "b.txt", "c.exe")]
+    given = [{"file_id": each.id, "attributes": {"tenant": "new"}} for each in files]
+    batch = client.vector_stores.file_batches.create("stones", files=given)
+    for each in files:
+        settled(client, "stones", each.id)
+    batch = client.vector_stores.file_batches.retrieve(batch.id, vector_store_id="stones")
+    assert (batch.status, batch.file_counts.completed, batch.file_counts.failed) == ("completed", 2, 1)
+    listed = client.vector_stores.file_batches.list_files(
+        batch.id, vector_store_id="stones", filter="completed"
+    )
+    assert {each.id for each in listed} == {each.id for each in files[:2]}
+    assert client.vector_stores.file_batches.cancel(batch.id, vector_store_id="stones").status == "completed"
+    with pytest.raises(openai.NotFoundError, match="no such file"):
+        client.vector_stores.file_batches.create("stones", file_ids=[files[0].id, "file-none"])
+    store = client.vector_stores.create(name="gems")
+    files = [send(client, f"{name}.md", name.encode()) for name in ("ruby", "opal", "jade", "onyx")]
+    broken = send(client, "broken.pdf", b"%PDF-1.4")
+    batch = client.vector_stores.file_batches.create_and_poll(
+        store.id, file_ids=[file.id for file in (*files[:2], broken, *files[2:])], poll_interval_ms=50
+    )
+    assert (batch.file_counts.completed, batch.file_counts.failed) == (4, 1)
+    found = server.get("/v1/collections/gems").json()
+    assert (found["generation"], found["documents"]) == (1, 4)
 
 
 @pytest.mark.parametrize("name", ["a.b", "a`b", "*", "doc_id"])
@@ -229,7 +232,7 @@ def test_form_that_is_wrong_leaves_nothing(server, own_root, monkeypatch, change
     assert not folder.exists() or [entry for entry in folder.iterdir() if entry.is_dir()] == []
 
 
-def test_expired_file_is_gone_and_its_document_stays(client, server):
+def test_expired_file_is_gone_and_not_its_document_nor_what_is_being_kept_or_read(client, server):
     expiry = {"anchor": "created_at", "seconds": 3_600}
     file = client.files.create(file=("a.md", NOTE), purpose="user_data", expires_after=expiry)
     assert file.expires_at == file.created_at + 3_600
@@ -242,9 +245,6 @@ def test_expired_file_is_gone_and_its_document_stays(client, server):
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(file.id)
     assert settled(client, "stones", file.id).status == "completed"
-
-
-def test_clearing_keeps_what_is_being_kept_or_read(client, server):
     state = server.app.state.server  # type: ignore[attr-defined]
     file = send(client, "a.md", NOTE)
     state.ingestion.begin = lambda attachments: None
@@ -325,18 +325,6 @@ def test_row_that_a_corrected_file_leaves_is_again_that_of_another_file(client, 
         assert settled(client, "stones", other.id).status == "completed"
     found = [server.get(f"/v1/collections/stones/documents/{doc_id}").json() for doc_id in ("t1", "t2")]
     assert [each.get("text") for each in found] == ["jade" if is_kept else None, "zircon"]
-
-
-def test_files_that_come_together_are_one_publication(client, server):
-    store = client.vector_stores.create(name="gems")
-    files = [send(client, f"{name}.md", name.encode()) for name in ("ruby", "opal", "jade", "onyx")]
-    broken = send(client, "broken.pdf", b"%PDF-1.4")
-    batch = client.vector_stores.file_batches.create_and_poll(
-        store.id, file_ids=[file.id for file in (*files[:2], broken, *files[2:])], poll_interval_ms=50
-    )
-    assert (batch.file_counts.completed, batch.file_counts.failed) == (4, 1)
-    found = server.get("/v1/collections/gems").json()
-    assert (found["generation"], found["documents"]) == (1, 4)
 
 
 @pytest.mark.parametrize("takes_out", ["detach", "delete"])

@@ -20,18 +20,15 @@ def file(tmp_path):
     return KeyFile(tmp_path / "root" / "keys.json")
 
 
-def test_key_is_stored_as_its_hash_for_its_owner_alone(file):
+def test_keys_are_stored_as_hashes_for_their_owner_alone_and_read_as_they_were_made(file):
     key, token = file.create("reader")
     content = file.path.read_text()
     assert token not in content
     assert token.split("_", 2)[2] not in content  # the secret part may hold underscores itself
     assert key.sha256 == hashlib.sha256(token.encode()).hexdigest()
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
-
-
-def test_keys_are_read_as_they_were_made(file):
     made = [
-        file.create("reader")[0],
+        key,
         file.create(
             "tenant", scopes=["embed", "search"], collections=["stones", "stones"], restriction=RESTRICTION
         )[0],
@@ -171,7 +168,7 @@ def test_key_that_makes_no_sense_is_refused(file, wrong):
     assert not file.path.exists()
 
 
-def test_name_is_of_one_good_key(file):
+def test_name_is_of_one_good_key_and_of_several_does_not_say_which_to_revoke(file):
     first, _ = file.create("reader")
     with pytest.raises(ConfigError, match=f"must be new, got 'reader', which key {first.key_id} has"):
         file.create("reader", scopes=["embed"])
@@ -182,10 +179,6 @@ def test_name_is_of_one_good_key(file):
         (first.key_id, False),
         (second.key_id, True),
     ]
-
-
-def test_name_of_several_keys_does_not_say_which_to_revoke(file):
-    """A deployment's next secret comes under the name of the last."""
     made = [file.create("compose", token=f"cairn_{number:012x}_{'x' * 43}")[0].key_id for number in range(2)]
     with pytest.raises(ConfigError, match=f"got one of {made[0]}, {made[1]}; name an id"):
         file.revoke("compose")

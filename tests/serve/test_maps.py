@@ -24,9 +24,10 @@ from cairn.pipeline.serve.corpus_map import (
     place,
     telling_texts,
 )
-from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.problems import ProblemError
 from cairn.pipeline.serve.settings import ServeSettings
+
+from tests.serve.conftest import stone_rows
 
 
 def groups(count, each, dim=16, seed=0):
@@ -38,45 +39,24 @@ def groups(count, each, dim=16, seed=0):
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def test_layout_keeps_groups_together_and_apart():
-    places = lay_out(groups(4, 30))
+def test_layout_keeps_groups_together_and_apart_fills_the_square_and_is_the_same_each_time():
+    told: list[float] = []
+    places = lay_out(groups(4, 30), told.append)
     middles = places.reshape(4, 30, 2).mean(axis=1)
     distances = np.linalg.norm(places[:, None] - middles[None], axis=2)
     assert (distances.argmin(axis=1) == np.repeat(np.arange(4), 30)).all()
-
-
-def test_layout_fills_the_square_and_is_the_same_each_time():
-    places = lay_out(groups(3, 20))
     assert np.abs(places).max() == pytest.approx(1.0, abs=1e-5)
-    assert np.array_equal(places, lay_out(groups(3, 20)))
+    assert np.array_equal(places, lay_out(groups(4, 30)))
+    assert told == sorted(set(told))
+    assert (told[0] > 0, told[-1]) == (True, 1.0)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 9])
-def test_few_documents_are_laid_out_too(count):
+def test_few_documents_are_laid_out_too_and_copies_stand_in_one_place(count):
     places = lay_out(groups(9, 1)[:count])
     assert places.shape == (count, 2)
     assert np.isfinite(places).all()
-
-
-def test_layout_ends_early_where_nobody_wants_it_any_more():
-    told: list[float] = []
-
-    def report(share):
-        told.append(share)
-        if len(told) == 2:
-            raise TryAgainError("enough")
-
-    with pytest.raises(TryAgainError, match="enough"):
-        lay_out(groups(3, 20), report)
-    assert len(told) == 2
-
-
-def test_layout_reports_shares_that_grow_to_one():
-    told: list[float] = []
-    lay_out(groups(3, 20), told.append)
-    assert told == sorted(set(told))
-    assert told[0] > 0
-    assert told[-1] == 1.0
+    assert not lay_out(np.repeat(groups(1, 1), 4 * count, axis=0)).any()
 
 
 def test_many_begin_between_a_first_sample_and_find_their_own_neighbours(monkeypatch):
@@ -100,10 +80,6 @@ def own_group_share(places):
     return float((nearest // 5 == np.arange(len(places))[:, None] // 5).mean())
 
 
-def test_documents_that_are_all_alike_stand_in_one_place():
-    assert not lay_out(np.repeat(groups(1, 1), 40, axis=0)).any()
-
-
 def test_others_are_placed_beside_their_neighbours():
     vectors = groups(4, 30)
     sample = np.arange(0, 120, 2)
@@ -115,22 +91,18 @@ def test_others_are_placed_beside_their_neighbours():
     ).all()
 
 
-def test_map_of_a_large_collection_is_of_an_even_part(served_root, monkeypatch):
-    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_DOCUMENTS", 7)
-    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_SAMPLE", 4)
+def test_map_of_a_large_collection_is_of_an_even_part_that_has_every_cluster(served_root, monkeypatch):
+    monkeypatch.setattr(corpus_map, "MAX_DOCUMENTS", 7)
+    monkeypatch.setattr(corpus_map, "MAX_SAMPLE", 4)
     generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     drawn = draw_map(generation, np.arange(20))
     assert drawn.positions_N.tolist() == [0, 3, 6, 9, 12, 15, 19]
     assert drawn.places_N2.shape == (7, 2)
     assert sum(cluster.documents for cluster in drawn.clusters) == 7
-
-
-def test_map_of_an_even_part_has_every_cluster(served_root, monkeypatch):
-    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_DOCUMENTS", 1)
-    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
-    drawn = draw_map(generation, np.arange(20))
+    monkeypatch.setattr(corpus_map, "MAX_DOCUMENTS", 1)
     filled = np.unique(generation.cluster_ids)
     assert len(filled) > 1
+    drawn = draw_map(generation, np.arange(20))
     assert [cluster.cluster for cluster in drawn.clusters] == filled.tolist()
 
 
@@ -147,34 +119,35 @@ def test_label_stands_among_the_documents_of_a_ring_and_of_two_islands():
         assert densest_place(few) == pytest.approx(few[0])
 
 
-def test_clusters_are_named_by_words_that_tell_them_apart():
-    texts = [
-        "The old stone and the path",
-        "An old stone path",
-        "The river is old",
-        "A river for the mill",
-        None,
-        "The 7 of 12",
-    ]
-    names = name_clusters(texts, np.array([0, 0, 1, 1, 2, 2], np.int32))
-    assert names == {0: "path stone", 1: "river mill", 2: ""}
+RIVERS = ["The old stone and the path", "An old stone path", "The river is old", "A river for the mill"]
+WALKS = ["How to walk a path", "How you walk a path", "Walk what path uphill", "Walk which path uphill"]
+TWICE = ["turtle rawturtle turtles", "turtle rawturtle pen", "logger logging handler", "logger logging"]
+MILLS = ["Die Mühle und der Fluss", "Die Mühle und das Rad", "Der Stein", "Der Stein"]
 
 
-def test_name_has_no_function_words_and_no_two_clusters_have_the_same():
-    texts = ["How to walk a path", "How you walk a path", "Walk what path uphill", "Walk which path uphill"]
-    names = name_clusters(texts, np.array([0, 0, 1, 1], np.int32))
-    assert names == {0: "path walk", 1: "uphill path"}
+@pytest.mark.parametrize(
+    ("texts", "clusters", "names"),
+    [
+        ([*RIVERS, None, "The 7 of 12"], [0, 0, 1, 1, 2, 2], {0: "path stone", 1: "river mill", 2: ""}),
+        (WALKS, [0, 0, 1, 1], {0: "path walk", 1: "uphill path"}),
+        (["mill", "mill"], [0, 1], {0: "mill", 1: "mill"}),
+        (TWICE, [4, 4, 9, 9], {4: "rawturtle pen", 9: "logger handler"}),
+    ],
+    ids=["telling words", "no function words", "what there is", "nothing twice"],
+)
+def test_clusters_are_named_by_words_that_tell_them_apart(texts, clusters, names):
+    assert name_clusters(texts, np.array(clusters, np.int32)) == names
+
+
+def test_names_of_clusters_differ_and_have_no_function_word_of_their_language():
     alike = name_clusters(["mill stone river", "mill stone river hill"], np.array([0, 1], np.int32))
     assert len({*alike.values()}) == 2
-    assert name_clusters(["mill", "mill"], np.array([0, 1], np.int32)) == {0: "mill", 1: "mill"}
+    german = name_clusters(MILLS, np.array([0, 0, 1, 1], np.int32), ("de",))
+    assert german[0].split()[0] == "mühle"
+    assert not {"die", "und", "der", "das"} & set(" ".join(german.values()).split())
 
 
-def test_name_says_nothing_twice():
-    texts = ["turtle rawturtle turtles", "turtle rawturtle pen", "logger logging handler", "logger logging"]
-    assert name_clusters(texts, np.array([4, 4, 9, 9], np.int32)) == {4: "rawturtle pen", 9: "logger handler"}
-
-
-def test_documents_without_title_are_known_by_how_their_texts_begin(served_root):
+def test_documents_without_title_are_known_by_how_some_of_their_texts_begin(served_root):
     generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     positions = np.arange(20)
     rows = generation.fetch_documents(positions, ["title", "text"]).to_pylist()
@@ -182,23 +155,9 @@ def test_documents_without_title_are_known_by_how_their_texts_begin(served_root)
     texts = telling_texts(generation, positions, titles, np.zeros(20, np.int32))
     assert titles.count(None) <= TEXTS_A_CLUSTER
     assert texts == [row["title"] or row["text"][:MAX_TEXT_CHARACTERS] for row in rows]
-
-
-def test_only_some_short_texts_of_a_cluster_are_read(served_root):
-    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
-    clusters = np.arange(20, dtype=np.int32) // 18
-    texts = telling_texts(generation, np.arange(20), [None] * 20, clusters)
-    assert [sum(text is not None for text in texts[:18]), sum(text is not None for text in texts[18:])] == [
-        TEXTS_A_CLUSTER,
-        2,
-    ]
-
-
-def test_name_has_no_function_word_of_the_collection_s_languages():
-    texts = ["Die Mühle und der Fluss", "Die Mühle und das Rad", "Der Stein", "Der Stein"]
-    names = name_clusters(texts, np.array([0, 0, 1, 1], np.int32), ("de",))
-    assert names[0].split()[0] == "mühle"
-    assert not {"die", "und", "der", "das"} & set(" ".join(names.values()).split())
+    texts = telling_texts(generation, positions, [None] * 20, positions.astype(np.int32) // 18)
+    read = [sum(text is not None for text in part) for part in (texts[:18], texts[18:])]
+    assert read == [TEXTS_A_CLUSTER, 2]
 
 
 def key(collection="stones", generation=1, restriction="null"):
@@ -206,28 +165,17 @@ def key(collection="stones", generation=1, restriction="null"):
 
 
 @pytest.mark.anyio
-async def test_all_requests_share_one_entry():
+async def test_all_requests_share_one_entry_also_one_that_takes_long_and_a_failed_one_is_computed_again():
     made: list[int] = []
-    kept = MapCache()
-    assert await asyncio.gather(*(kept.get(key(), lambda: made.append(1) or 7) for _ in range(5))) == [7] * 5
-    assert made == [1]
-
-
-@pytest.mark.anyio
-async def test_entry_that_takes_long_is_there_later():
     release = threading.Event()
-    kept = MapCache()
-    early = await kept.get(key(), lambda: release.wait(), 0.0)
-    release.set()
-    assert (early, await kept.get(key(), lambda: False)) == (None, True)
-
-
-@pytest.mark.anyio
-async def test_failed_entry_is_computed_again():
     kept = MapCache()
     with pytest.raises(ZeroDivisionError):
         await kept.get(key(), lambda: 1 / 0)
-    assert await kept.get(key(), lambda: 2.0) == 2.0
+    assert await asyncio.gather(*(kept.get(key(), lambda: made.append(1) or 7) for _ in range(5))) == [7] * 5
+    assert made == [1]
+    early = await kept.get(key("slow"), lambda: release.wait(), 0.0)
+    release.set()
+    assert (early, await kept.get(key("slow"), lambda: False)) == (None, True)
 
 
 @pytest.mark.anyio
@@ -318,11 +266,13 @@ def drawn(client, path, **params):
     return reply
 
 
-def test_map_has_every_document_once(client, make_rows):
+def test_map_has_every_document_once(
+    client,
+):
     reply = drawn(client, "map")
     points = reply["points"]
     assert sorted(zip(points["doc_id"], points["title"], strict=True)) == sorted(
-        (row["id"], row["title"]) for row in make_rows()
+        (row["id"], row["title"]) for row in stone_rows()
     )
     assert {len(column) for column in points.values()} == {20} == {reply["documents"]}
     assert all(-1 <= value <= 1 for value in points["x"] + points["y"])
@@ -366,32 +316,16 @@ def test_document_that_is_not_on_the_map_is_placed(own_client, monkeypatch):
     assert -1 <= placed["x"][0] <= 1
 
 
-def test_new_generation_has_a_map_of_its_own(own_root, serve, ingest, make_rows):
-    client = serve(ServeSettings(root=own_root))
-    assert drawn(client, "map")["documents"] == 20
-    ingest(
-        own_root,
-        "stones",
-        [*make_rows(), {"id": "new", "title": "New", "text": "pumice", "tenant": "acme", "year": 1}],
-    )
-    reply = drawn(client, "map")
-    assert (reply["generation"], reply["documents"], len(reply["points"]["doc_id"])) == (2, 21, 21)
-
-
-def test_map_is_drawn_once_while_the_server_runs(own_client, monkeypatch):
-    before = drawn(own_client, "map")
-    monkeypatch.delattr("cairn.pipeline.serve.corpus_map.lay_out")
-    assert drawn(own_client, "map") == before
-
-
-def test_request_that_comes_late_with_an_older_generation_leaves_the_map_of_the_newer_one(
-    own_root, serve, ingest, make_rows, monkeypatch
+def test_each_generation_has_one_map_that_no_late_request_of_an_older_one_takes_away(
+    own_root, serve, ingest, monkeypatch
 ):
     client = serve(ServeSettings(root=own_root))
+    assert drawn(client, "map")["documents"] == 20
     older = open_generation(CollectionLayout(own_root, "stones"), checks=SIZES)
-    ingest(own_root, "stones", [*make_rows(), {"id": "new", "text": "pumice"}])
+    ingest(own_root, "stones", [*stone_rows(), {"id": "new", "text": "pumice"}])
     expected = drawn(client, "map")
-    monkeypatch.delattr("cairn.pipeline.serve.corpus_map.lay_out")
+    monkeypatch.delattr("cairn.pipeline.serve.corpus_map.lay_out")  # it is drawn once
+    assert (expected["generation"], expected["documents"], len(expected["points"]["doc_id"])) == (2, 21, 21)
     with monkeypatch.context() as late:
         late.setattr(map_routes, "visible_documents", lambda *_: (older, np.arange(20)))
         reply = client.get("/v1/collections/stones/map").json()
@@ -400,9 +334,9 @@ def test_request_that_comes_late_with_an_older_generation_leaves_the_map_of_the_
 
 
 def test_health_that_meets_damage_is_that_of_the_generation_before_and_holds_up_no_other_request(
-    own_root, serve, ingest, make_rows, monkeypatch
+    own_root, serve, ingest, monkeypatch
 ):
-    ingest(own_root, "stones", [*make_rows(), {"id": "new", "text": "pumice"}])
+    ingest(own_root, "stones", [*stone_rows(), {"id": "new", "text": "pumice"}])
     client = serve(ServeSettings(root=own_root))
     path = next(CollectionLayout(own_root, "stones").generation_folder(2).glob("*documents.arrow"))
 
@@ -423,32 +357,23 @@ def test_health_is_what_the_generation_holds(client, served_root):
     generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     manifest = generation.manifest
     found = client.get("/v1/collections/stones/health").json()
-    for name in (
-        "generation",
-        "created_at",
-        "documents",
-        "chunks",
-        "tokens",
-        "vector_dim",
-        "context_documents",
-    ):
-        assert found[name] == getattr(manifest, name), name
-    sizes = [
-        generation.cluster_ids.tolist().count(cluster)
-        for cluster in range(len(manifest.context_cluster_sizes))
-    ]
+    figures = ("generation", "created_at", "documents", "chunks", "tokens", "vector_dim", "context_documents")
+    assert {name: found[name] for name in figures} == {name: getattr(manifest, name) for name in figures}
+    sizes = np.bincount(generation.cluster_ids, minlength=len(manifest.context_cluster_sizes)).tolist()
     expected = measure_drift(manifest.context_cluster_sizes, sizes, manifest.documents_at_context)
-    assert (found["drift"]["verdict"], found["drift"]["total_variation"]) == (
-        expected.verdict,
-        expected.total_variation,
-    )
+    told = found["drift"]["verdict"], found["drift"]["total_variation"]
+    assert told == (expected.verdict, expected.total_variation)
 
 
-def test_drift_is_seen_after_an_ingest_that_moved_the_corpus(own_root, serve, ingest, make_rows):
+def test_drift_is_seen_after_an_ingest_that_moved_the_corpus(
+    own_root,
+    serve,
+    ingest,
+):
     ingest(
         own_root,
         "stones",
-        [*make_rows(), *({"id": f"new/{n}", "text": f"chert number {n}"} for n in range(30))],
+        [*stone_rows(), *({"id": f"new/{n}", "text": f"chert number {n}"} for n in range(30))],
     )
     found = serve(ServeSettings(root=own_root)).get("/v1/collections/stones/health").json()
     assert (found["generation"], found["drift"]["verdict"]) == (2, "re-contextualise")
@@ -466,27 +391,3 @@ def test_key_sees_its_own_documents_on_the_map_and_in_the_figures(tenant, client
     assert (own["documents"], own["drift"]) == (10, None)
     assert 0 < own["chunks"] < whole["chunks"]
     assert 0 < own["tokens"] < whole["tokens"]
-
-
-@pytest.mark.parametrize("path", ["map", "map/places?doc_id=a", "health"])
-def test_key_that_may_not_look_is_refused(served_root, serve, tmp_path, path):
-    keys = KeyFile(tmp_path / "keys.json")
-    wrong = {"type": "eq", "key": "owner", "value": "acme"}
-    tokens = [
-        keys.create("embeds", scopes=("embed",))[1],
-        keys.create("elsewhere", collections=("pebbles",))[1],
-        keys.create("odd", restriction=wrong)[1],
-    ]
-    client = serve(ServeSettings(root=served_root, keys_file=tmp_path / "keys.json"))
-    replies = [
-        client.get(f"/v1/collections/stones/{path}", headers={"Authorization": f"Bearer {token}"})
-        for token in tokens
-    ]
-    kinds = [reply.json()["type"].rpartition(":")[2] for reply in replies]
-    assert kinds == ["scope-missing", "unknown-collection", "restriction-unusable"]
-
-
-@pytest.mark.parametrize("params", [{}, {"doc_id": ["x" * 1025]}, {"doc_id": [""]}, {"doc_id": ["a"] * 201}])
-def test_places_are_asked_for_within_limits(client, params):
-    response = client.get("/v1/collections/stones/map/places", params=params)
-    assert (response.status_code, response.json()["type"].rpartition(":")[2]) == (422, "invalid-request")

@@ -54,26 +54,24 @@ async def test_search_at_mcp_finds_what_the_collection_does(address, served_root
     assert answer["documents"][0]["passages"][0]["text"] == expected.hits[0].passages[0].text
 
 
-async def test_client_of_the_protocol_with_a_handshake_is_answered(address):
+async def test_client_of_the_protocol_with_a_handshake_is_answered_by_tools_that_read(address):
     async with connected(address, mode="legacy") as client:
-        assert len((await client.list_tools()).tools) == 6
+        tools = {tool.name for tool in (await client.list_tools()).tools}
         found = (await client.call_tool("list_collections", {})).structured_content
+    assert (len(tools), tools & {"add_document", "delete_document"}) == (6, set())
     assert found == {"result": ["pebbles", "stones"]}
 
 
 @pytest.mark.parametrize(
-    ("tool", "asked", "sentence"),
+    ("asked", "sentence"),
     [
-        ("search", {"query": "x"}, "a collection must be named"),
-        ("search", {"query": ""}, "must fit its schema, got query: String should have at least 1 character"),
-        ("search", {"query": "x", "collection": "marbles"}, "There is no such collection"),
-        ("search", {"query": "x", "collection": "stones", "filters": {"type": "eq"}}, "filter"),
-        ("get_document", {"doc_id": "x", "collection": "stones"}, "there is no document of this id"),
+        ({"query": "x"}, "a collection must be named"),
+        ({"query": "x", "collection": "marbles"}, "There is no such collection"),
     ],
 )
-async def test_what_cannot_be_answered_is_a_sentence_of_a_tool(address, tool, asked, sentence):
+async def test_what_cannot_be_answered_is_a_sentence_of_a_tool(address, asked, sentence):
     async with connected(address) as client:
-        result = await client.call_tool(tool, asked)
+        result = await client.call_tool("search", asked)
     assert result.is_error
     assert sentence in result.content[0].text
     assert "\n" not in result.content[0].text
@@ -164,9 +162,3 @@ async def test_key_that_only_reads_lets_no_model_write(own_root):
         async with connected(url, reader) as client:
             asked = {"doc_id": "new", "text": "obsidian", "collection": "stones"}
             assert "scope write" in str((await client.call_tool("add_document", asked)).content)
-
-
-async def test_server_that_takes_no_writes_has_no_tools_for_them(address):
-    async with connected(address) as client:
-        names = {tool.name for tool in (await client.list_tools()).tools}
-    assert not names & {"add_document", "delete_document"}

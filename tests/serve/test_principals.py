@@ -11,6 +11,7 @@ from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 
+from tests.serve.conftest import stone_rows
 from tests.served_stones import serving
 
 STONES = "/v1/collections/stones"
@@ -95,13 +96,11 @@ def _answers(root, **settings):
 
 
 @pytest.mark.parametrize("is_hidden", [True, False])
-def test_answers_tell_of_hidden_documents_only_where_word_statistics_are_shown(
-    tmp_path, ingest, make_rows, is_hidden
-):
-    own = [row for row in make_rows(60) if row["tenant"] == "acme"]
+def test_answers_tell_of_hidden_documents_only_where_word_statistics_are_shown(tmp_path, ingest, is_hidden):
+    own = [row for row in stone_rows(60) if row["tenant"] == "acme"]
     others = [
-        [{**row, "text": f"{FRENCH}{row['text']}", "tenant": "zenith"} for row in make_rows(120)[60:]],
-        [{**row, "text": "mortar and brick", "tenant": "zenith"} for row in make_rows(80)[60:]],
+        [{**row, "text": f"{FRENCH}{row['text']}", "tenant": "zenith"} for row in stone_rows(120)[60:]],
+        [{**row, "text": "mortar and brick", "tenant": "zenith"} for row in stone_rows(80)[60:]],
     ]
     told: list[list[bytes]] = []
     for number, hidden in enumerate(others):

@@ -18,46 +18,6 @@ def kinds_of_errors():
     return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CairnError)]
 
 
-IN_A_SEARCH = {
-    "CollectionNotFoundError": ("unknown-collection", 404),
-    "FilterError": ("invalid-filter", 422),
-    "RestrictionError": ("restriction-unusable", 403),
-    "FingerprintMismatchError": ("encoder-mismatch", 503),
-    "UsageError": ("invalid-request", 422),
-    "ConfigError": ("invalid-request", 422),
-    "IntegrityError": ("collection-damaged", 503),
-    "DamageError": ("collection-damaged", 503),
-    "StorageError": ("storage-failed", 503),
-    "TryAgainError": ("deadline", 504),
-}
-AT_OPENING = {
-    **{
-        name: IN_A_SEARCH[name]
-        for name in (
-            "CollectionNotFoundError",
-            "FingerprintMismatchError",
-            "IntegrityError",
-            "DamageError",
-            "StorageError",
-        )
-    },
-    "ConfigError": ("encoder-unavailable", 503),
-    "ModelError": ("encoder-unavailable", 503),
-}
-
-
-@pytest.mark.parametrize(("name", "expected"), IN_A_SEARCH.items())
-def test_error_of_a_search_has_its_problem(name, expected):
-    problem = search_problem(getattr(errors, name)(SENTENCE))
-    assert (problem.kind.code, problem.kind.status) == expected
-
-
-@pytest.mark.parametrize(("name", "expected"), AT_OPENING.items())
-def test_error_of_opening_has_its_problem(name, expected):
-    problem = opening_problem(getattr(errors, name)(SENTENCE))
-    assert (problem.kind.code, problem.kind.status) == expected
-
-
 @pytest.mark.parametrize("kind", kinds_of_errors())
 def test_no_error_passes_on_a_place_or_a_value(kind):
     for told in (search_problem(kind(SENTENCE)).detail, opening_problem(kind(SENTENCE)).detail):

@@ -14,7 +14,7 @@ from cairn.pipeline.serve.settings import ServeSettings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.serve.conftest import starter
+from tests.serve.conftest import starter, stone_rows
 
 OWN = {"type": "eq", "key": "tenant", "value": "acme"}
 SEARCH = "/v1/collections/stones/search"
@@ -26,6 +26,9 @@ def tenant(served_root, tmp_path_factory):
     keys = tmp_path_factory.mktemp("keys") / "keys.json"
     with starter() as start:
         yield start(ServeSettings(root=served_root, keys_file=keys), key={"restriction": OWN})
+
+
+LOOKED_AT = ("/documents/stones/granite/0", "/map", "/map/places?doc_id=a", "/health")
 
 
 def is_own(doc_id):
@@ -122,7 +125,7 @@ def test_no_openai_search_finds_another_tenants_document(tenant, filters):
     assert all(is_own(result["file_id"]) for result in response.json()["data"])
 
 
-def test_pages_stay_within_the_restriction(tenant):
+def test_pages_stay_within_the_restriction_and_documents_of_others_are_not_found_by_id(tenant):
     cursor, found = "*", []
     while cursor:
         answer = tenant.post(SEARCH, json={"query": "granite", "top_k": 3, "cursor": cursor}).json()
@@ -130,10 +133,7 @@ def test_pages_stay_within_the_restriction(tenant):
         cursor = answer["next_cursor"]
     assert len(set(found)) == 10
     assert all(map(is_own, found))
-
-
-def test_documents_of_others_are_not_found_by_id(tenant, make_rows):
-    for row in make_rows():
+    for row in stone_rows():
         response = tenant.get(f"/v1/collections/stones/documents/{row['id']}")
         assert response.status_code == (200 if is_own(row["id"]) else 404)
         lineage = tenant.get(f"/v1/collections/stones/lineage/{row['id']}").json()
@@ -163,10 +163,10 @@ def matches(row, tree):
     restriction=likely
     | st.builds(lambda kind, trees: {"type": kind, "filters": trees}, st.sampled_from(["and", "or"]), trees)
 )
-def test_figures_are_of_what_any_restriction_lets_through(tenant, make_rows, restriction):
+def test_figures_are_of_what_any_restriction_lets_through(tenant, restriction):
     token = f"cairn_{secrets.token_hex(6)}_{secrets.token_urlsafe(32)}"
     KeyFile(tenant.app.state.server.settings.keys_path).create("any", restriction=restriction, token=token)
-    expected = {row["id"] for row in make_rows() if matches(row, restriction)}
+    expected = {row["id"] for row in stone_rows() if matches(row, restriction)}
 
     def asked(path):
         return tenant.get(f"/v1/collections{path}", headers={"Authorization": f"Bearer {token}"}).json()
@@ -181,10 +181,8 @@ def test_figures_are_of_what_any_restriction_lets_through(tenant, make_rows, res
     assert {(each["documents"], each["chunks"]) for each in asked("")["collections"]} == {(None, None)}
 
 
-def test_nothing_that_is_counted_depends_on_documents_the_key_does_not_see(
-    tmp_path, serve, ingest, make_rows
-):
-    own = [row for row in make_rows() if row["tenant"] == "acme"]
+def test_nothing_that_is_counted_depends_on_documents_the_key_does_not_see(tmp_path, serve, ingest):
+    own = [row for row in stone_rows() if row["tenant"] == "acme"]
     others = [
         {
             "id": f"other/{n}",
@@ -243,8 +241,7 @@ def test_restriction_that_does_not_fit_answers_nothing(served_root, serve, tmp_p
     replies = [
         client.post(SEARCH, json={"query": "slate"}),
         client.post("/v1/vector_stores/stones/search", json={"query": "slate"}),
-        client.get("/v1/collections/stones"),
-        client.get("/v1/collections/stones/documents/stones/granite/0"),
+        *(client.get(f"/v1/collections/stones{path}") for path in ("", *LOOKED_AT)),
     ]
     assert {(reply.status_code, reply.json()["type"].rpartition(":")[2]) for reply in replies} == {
         (403, "restriction-unusable")

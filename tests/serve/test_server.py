@@ -52,11 +52,13 @@ def test_lost_file_of_keys_opens_no_server(tmp_path):
     require_key(settings)
 
 
-def test_port_that_is_taken_is_one_sentence(tmp_path):
+def test_port_that_is_taken_or_a_host_that_does_not_resolve_is_one_sentence(tmp_path):
     with bind(ServeSettings(root=tmp_path, port=0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StorageError, match=f"port {port} of 127.0.0.1 cannot be listened on"):
             bind(ServeSettings(root=tmp_path, port=port)).close()
+    with pytest.raises(StorageError, match=r"no-such-host\.invalid cannot be listened on"):
+        bind(ServeSettings(root=tmp_path, host="no-such-host.invalid", port=0))
 
 
 def test_answers_are_not_held_back_for_more_to_send(tmp_path):
@@ -71,11 +73,6 @@ def test_answers_are_not_held_back_for_more_to_send(tmp_path):
 def test_rerank_model_that_is_not_there_is_told_before_anything_is_served(tmp_path):
     with pytest.raises(ConfigError, match="cairn models get cross-encoder/none"):
         run_server(ServeSettings(root=tmp_path, port=0, rerank_model="cross-encoder/none"), pytest.fail)
-
-
-def test_host_that_does_not_resolve_is_one_sentence(tmp_path):
-    with pytest.raises(StorageError, match=r"no-such-host\.invalid cannot be listened on"):
-        bind(ServeSettings(root=tmp_path, host="no-such-host.invalid", port=0))
 
 
 def test_sixth_version_is_bound(tmp_path):

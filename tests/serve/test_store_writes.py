@@ -66,21 +66,6 @@ def ingest_elsewhere(doc_id, store, tmp_path, monkeypatch):
         once_free(lambda: build_index([str(source)], store, "stones", resolve_ingest_config({}, settings)))
 
 
-def test_server_goes_on_from_what_another_machine_published(store, serve, tmp_path, monkeypatch):
-    server = serve(ServeSettings(root=Path(store), writable=True))
-
-    def write(doc_id):
-        body = {"documents": [{"doc_id": doc_id, "text": f"obsidian {doc_id}"}]}
-        assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
-
-    write("first")
-    ingest_elsewhere("other", store, tmp_path, monkeypatch)
-    write("second")
-    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "third machine"))
-    documents = {each.doc_id for each in open_collection("stones", root=store).documents}
-    assert {"first", "other", "second", "s0"} <= documents
-
-
 def test_collection_that_another_machine_removed_stays_removed(store, serve, tmp_path, monkeypatch):
     server = serve(ServeSettings(root=Path(store), writable=True))
     body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
@@ -95,21 +80,26 @@ def test_collection_that_another_machine_removed_stays_removed(store, serve, tmp
     assert [server.delete(STONES).status_code for _ in range(2)] == [200, 404]
 
 
-def test_writes_reach_other_machines(store, serve, tmp_path, monkeypatch):
+def test_writes_reach_other_machines_and_go_on_from_what_those_published(store, serve, tmp_path, monkeypatch):
     server = serve(ServeSettings(root=Path(store), writable=True))
     assert server.get(STONES).json()["is_writable"]
     documents = [{"doc_id": "new", "text": "obsidian", "metadata": {"kind": "glass"}}]
     answer = server.post(f"{STONES}/documents", json={"documents": documents}, params=NOW)
     assert (answer.status_code, answer.json()["status"]) == (200, "searchable"), answer.text
     assert server.post(f"{STONES}/search", json={"query": "obsidian"}).json()["hits"][0]["doc_id"] == "new"
+    ingest_elsewhere("other", store, tmp_path, monkeypatch)
     changed = server.patch(f"{STONES}/documents/new", json={"metadata": {"kind": "rock"}}, params=NOW)
     assert changed.status_code == 200, changed.text
     assert server.delete(f"{STONES}/documents/s0", params=NOW).status_code == 200
-    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
-    other = open_collection("stones", root=store)
-    assert other.search("obsidian").hits[0].doc_id == "new"
-    assert other.documents["new"].metadata["kind"] == "rock"
-    assert "s0" not in other.documents
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "third machine"))
+    reader = open_collection("stones", root=store)
+    assert reader.search("obsidian").hits[0].doc_id == "new"
+    assert reader.documents["new"].metadata["kind"] == "rock"
+    assert ("s0" in reader.documents, "other" in reader.documents, "s1" in reader.documents) == (
+        False,
+        True,
+        True,
+    )
 
 
 def test_write_that_was_found_is_not_published_again_after_a_kill(store, serve, tmp_path, monkeypatch):
@@ -148,7 +138,7 @@ def test_first_writes_outlive_a_kill(store, serve, monkeypatch):
         path = f"/v1/collections/{collection}"
         wait_until(lambda: server.get(f"{path}/documents/new").status_code == 200)  # noqa: B023
         assert server.get(f"{path}/documents/new").json()["text"] == "obsidian"
-        assert server.delete(path).status_code == 200
+        wait_until(lambda: server.delete(path).status_code == 200)  # noqa: B023 - the lease may be held
     assert server.get("/v1/collections").json()["collections"] == []
 
 

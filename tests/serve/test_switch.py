@@ -15,6 +15,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.serve.collections import Collections
 from cairn.pipeline.serve.settings import ServeSettings
 
+from tests.serve.conftest import stone_rows
 from tests.served_stones import wait_until
 
 SECONDS = 300.0
@@ -145,14 +146,14 @@ def test_switch_verb_moves_lists_and_goes_back(own_root, capsys):
     assert call("stones")[0] == call("stones", "pebbles", "--back")[0] == 2
 
 
-def test_ingest_into_a_switched_name_says_where_its_documents_are_not(own_root, ingest, make_rows, caplog):
+def test_ingest_into_a_switched_name_says_where_its_documents_are_not(own_root, ingest, caplog):
     from cairn.pipeline.line.build_index import _switch_warnings
 
     layout = CollectionLayout(own_root, "stones")
     assert list(_switch_warnings(layout)) == []
     switch(own_root, "stones", "pebbles")
     (said,) = _switch_warnings(layout)
-    ingest(own_root, "stones", make_rows(22))
+    ingest(own_root, "stones", stone_rows(22))
 
     assert said.startswith("stones answers from pebbles; `cairn switch stones stones --root ")
     assert len(open_collection("stones", root=own_root).documents) == 4

@@ -85,62 +85,65 @@ def found_ids(client, query):
     return [hit["doc_id"] for hit in answer.json()["hits"]]
 
 
+def make(client, name, **headers):
+    settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
+    return client.post("/v1/collections", json={"name": name, "settings": settings}, headers=headers)
+
+
 def stone(doc_id, text, **metadata):
     return {"doc_id": doc_id, "text": text, "metadata": metadata}
 
 
-def test_written_document_is_found_by_the_next_search(writable):
-    answer = write(writable, stone("new", "obsidian obsidian", tenant="acme", year=2024))
+def test_written_document_is_found_by_the_next_search_and_gone_once_deleted(writable):
+    metadata = {"tenant": "acme", "year": 2024, "colour": "black"}
+    answer = write(writable, stone("new", "obsidian obsidian", **metadata))
     assert answer.status_code == 200, answer.text
     assert answer.json()["status"] == "searchable"
     assert found_ids(writable, "obsidian")[0] == "new"
     document = writable.get(f"{DOCUMENTS}/new").json()
-    assert document["metadata"] == {"tenant": "acme", "year": 2024}
+    assert document["metadata"] == metadata
     assert document["content_sha256"] == answer.json()["documents"][0]["content_sha256"]
+    assert writable.get(f"{DOCUMENTS}/stones/granite/0").json()["metadata"]["colour"] is None
+    assert writable.delete(f"{DOCUMENTS}/new", params=NOW).json()["deleted"] == 1
+    assert "new" not in found_ids(writable, "obsidian")
+    assert writable.delete(f"{DOCUMENTS}/new", params=NOW).status_code == 404
+    body = {"doc_ids": ["stones/granite/0", "none"]}
+    answer = writable.post(f"{DOCUMENTS}/delete", json=body, params=NOW).json()
+    assert (answer["deleted"], answer["missing"]) == (1, ["none"])
 
 
-def test_one_of_two_that_make_a_collection_at_once_is_told_that_there_is_one(writable):
-    def make(_):
-        return writable.post("/v1/collections", json={"name": "new"}).status_code
-
+def test_collection_is_made_once_empty_until_it_is_filled_and_removed_once(writable):
     with ThreadPoolExecutor(4) as pool:
-        assert sorted(pool.map(make, range(4))) == [201, 409, 409, 409]
-
-
-def test_key_makes_and_removes_a_collection_once(writable):
-    def make(key, **settings):
-        body = {"name": "new", "settings": settings}
-        return writable.post("/v1/collections", json=body, headers={"Idempotency-Key": key}).status_code
-
-    assert [make("a"), make("a"), make("b")] == [201, 201, 409]
-    assert make("a", cluster={"num_clusters": 1}) == 422
+        made = [*pool.map(lambda _: make(writable, "new"), range(4))]
+    assert sorted(answer.status_code for answer in made) == [201, 409, 409, 409]
+    assert [answer.json()["status"] for answer in made if answer.status_code == 201] == ["empty"]
+    listed = {each["name"]: each["status"] for each in writable.get("/v1/collections").json()["collections"]}
+    assert listed["new"] == "empty"
+    empty = writable.post("/v1/collections/new/search", json={"query": "ruby"})
+    assert empty.json()["type"].endswith("collection-empty")
     for _ in range(2):
-        assert writable.delete("/v1/collections/new", headers={"Idempotency-Key": "c"}).status_code == 200
+        removed = writable.delete("/v1/collections/new", headers={"Idempotency-Key": "c"})
+        assert removed.status_code == 200
+    assert writable.get("/v1/collections/new").status_code == 404
     assert writable.delete("/v1/collections/stones", headers={"Idempotency-Key": "c"}).status_code == 422
     assert writable.delete("/v1/collections/new").status_code == 404
+    again = [make(writable, "new", **{"Idempotency-Key": key}).status_code for key in "aab"]
+    assert again == [201, 201, 409]
+    other = writable.post("/v1/collections", json={"name": "new"}, headers={"Idempotency-Key": "a"})
+    assert other.status_code == 422
 
 
-def test_durable_write_is_answered_before_it_is_published(writable):
+def test_durable_write_is_answered_before_it_is_published_and_a_change_of_it_is_of_its_last_content(writable):
     answer = writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]})
     assert answer.status_code == 202
     assert answer.json()["generation"] is None
     number = answer.json()["write"]
     write(writable, stone("later", "pumice"))
     assert writable.get(f"{STONES}/writes/{number}").json()["status"] == "searchable"
-
-
-def test_deleted_document_is_gone_from_the_next_search(writable):
-    write(writable, stone("new", "obsidian"))
-    answer = writable.delete(f"{DOCUMENTS}/new", params=NOW)
-    assert answer.json()["deleted"] == 1
-    assert "new" not in found_ids(writable, "obsidian")
-    assert writable.delete(f"{DOCUMENTS}/new", params=NOW).status_code == 404
-
-
-def test_deletion_by_ids_names_the_missing(writable):
-    body = {"doc_ids": ["stones/granite/0", "none"]}
-    answer = writable.post(f"{DOCUMENTS}/delete", json=body, params=NOW).json()
-    assert (answer["deleted"], answer["missing"]) == (1, ["none"])
+    writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian", tenant="acme", year=1)]})
+    writable.patch(f"{DOCUMENTS}/new", json={"metadata": {"year": None}}, params=NOW)
+    document = writable.get(f"{DOCUMENTS}/new").json()
+    assert (document["text"], document["metadata"]) == ("obsidian", {"tenant": "acme", "year": None})
 
 
 def test_deletion_by_filter_takes_writes_before_it(writable):
@@ -170,70 +173,48 @@ def test_changed_metadata_encodes_nothing(writable, own_root):
     assert found_ids(writable, "granite granite")
 
 
-def test_change_of_a_document_that_waits_is_of_its_last_content(writable):
-    writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian", tenant="acme", year=1)]})
-    writable.patch(f"{DOCUMENTS}/new", json={"metadata": {"year": None}}, params=NOW)
-    document = writable.get(f"{DOCUMENTS}/new").json()
-    assert (document["text"], document["metadata"]) == ("obsidian", {"tenant": "acme", "year": None})
-
-
-def test_new_metadata_name_is_a_new_column(writable):
-    write(writable, stone("new", "obsidian", colour="black"))
-    assert writable.get(f"{DOCUMENTS}/stones/granite/0").json()["metadata"]["colour"] is None
-
-
-def test_list_of_several_kinds_is_warned_of(writable):
-    (warning,) = write(writable, stone("new", "obsidian", mixed=[1, "a"])).json()["warnings"]
-    assert "'mixed' holds numbers and texts" in warning
-    assert writable.get(f"{DOCUMENTS}/new").json()["metadata"]["mixed"] == ["1", "a"]
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("a.b", 1), ("a`b", 1), (" ", 1), ("object", {"a": 1}), ("nested", [[1]]), ("e", [])],
 )
 def test_metadata_that_cannot_be_stored_is_left_out_and_warned_of(writable, name, value):
-    answer = write(writable, {"doc_id": "new", "text": "obsidian", "metadata": {name: value}})
-    (warning,) = answer.json()["warnings"]
-    assert repr(name) in warning
-    assert "left out" in warning
-    assert name not in writable.get(f"{DOCUMENTS}/new").json()["metadata"]
+    document = stone("new", "obsidian", **{name: value, "mixed": [1, "a"]})
+    warnings = write(writable, document).json()["warnings"]
+    (left_out,) = [each for each in warnings if "left out" in each]
+    (mixed,) = {*warnings} - {left_out}
+    assert repr(name) in left_out
+    assert "'mixed' holds numbers and texts" in mixed
+    metadata = writable.get(f"{DOCUMENTS}/new").json()["metadata"]
+    assert (name in metadata, metadata["mixed"]) == (False, ["1", "a"])
 
 
-def test_same_idempotency_key_is_one_write(writable):
+def test_same_idempotency_key_is_one_write_and_if_match_refuses_another_content(writable):
     first = write(writable, stone("new", "obsidian"), **{"Idempotency-Key": "a"})
     again = write(writable, stone("new", "obsidian"), **{"Idempotency-Key": "a"})
     other = write(writable, stone("new", "pumice"), **{"Idempotency-Key": "a"})
     assert first.json()["write"] == again.json()["write"]
     assert other.status_code == 422
     assert other.json()["type"].endswith("key-reused")
-
-
-def test_if_match_refuses_another_content(writable):
     sha = write(writable, stone("new", "obsidian")).json()["documents"][0]["content_sha256"]
     assert write(writable, stone("new", "pumice"), **{"If-Match": f'"{sha}"'}).status_code == 200
-    refused = write(writable, stone("new", "obsidian"), **{"If-Match": f'"{sha}"'})
+    refused = write(writable, stone("new", "obsidian", colour=1), **{"If-Match": f'"{sha}"'})
     assert refused.status_code == 412
-    assert write(writable, stone("new", "pumice"), **{"If-Match": '"no", "*"'}).status_code == 200
+    grey = write(writable, stone("new", "pumice", colour="grey"), **{"If-Match": '"no", "*"'})
+    assert grey.status_code == 200
     assert write(writable, stone("none", "pumice"), **{"If-Match": "*"}).status_code == 412
     headers = {"If-Match": sha}
     assert writable.delete(f"{DOCUMENTS}/new", headers=headers).status_code == 412
     assert writable.get(f"{DOCUMENTS}/new").json()["text"] == "pumice"
 
 
-def test_refused_write_makes_no_column(writable):
-    refused = write(writable, stone("new", "pumice", colour=1), **{"If-Match": "none"})
-    assert refused.status_code == 412
-    assert write(writable, stone("new", "pumice", colour="grey")).status_code == 200
-
-
-def test_document_that_must_be_new_replaces_none(writable):
+def test_document_that_must_be_new_replaces_none_and_none_comes_twice(writable):
     new = {"If-None-Match": "*"}
     assert write(writable, stone("new", "obsidian"), **new).status_code == 200
     assert write(writable, stone("new", "pumice"), **new).status_code == 412
     assert writable.get(f"{DOCUMENTS}/new").json()["text"] == "obsidian"
     assert write(writable, stone("a", "x"), stone("b", "x"), **new).status_code == 422
     assert write(writable, stone("a", "x"), **{"If-None-Match": "abc"}).status_code == 422
+    assert write(writable, stone("new", "obsidian"), stone("new", "pumice")).status_code == 422
 
 
 @pytest.mark.parametrize(
@@ -309,13 +290,12 @@ def test_write_whose_check_takes_longer_than_a_request_may_is_told_with_its_numb
     wait_until(lambda: client.get(state).json()["status"] == "searchable")
 
 
-def test_id_that_comes_twice_is_refused(writable):
-    assert write(writable, stone("new", "obsidian"), stone("new", "pumice")).status_code == 422
-
-
-def test_oversized_body_is_refused(writable, monkeypatch):
+def test_oversized_body_is_refused_and_a_full_queue_asks_to_come_again(writable, monkeypatch):
     monkeypatch.setattr("cairn.pipeline.serve.middleware.MAX_WRITE_BYTES", 1_000)
     assert write(writable, stone("new", "x" * 1_000)).status_code == 413
+    monkeypatch.setattr("cairn.pipeline.line.waiting_writes.MAX_WAITING_DOCUMENTS", 0)
+    answer = write(writable, stone("new", "obsidian"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
 
 
 @pytest.mark.parametrize("doc_id", ["a/b?c#d", "é\u202e", "../..", "delete", "a\nb", "💎" * 100])
@@ -324,43 +304,24 @@ def test_id_of_any_kind_comes_back(writable, doc_id):
     assert found_ids(writable, "obsidian")[0] == doc_id
 
 
-def test_new_collection_is_empty_then_searched_then_gone(writable):
-    made = writable.post("/v1/collections", json={"name": "gems"})
-    assert (made.status_code, made.json()["status"]) == (201, "empty")
-    assert writable.post("/v1/collections", json={"name": "gems"}).status_code == 409
-    empty = writable.post("/v1/collections/gems/search", json={"query": "ruby"})
-    assert empty.json()["type"].endswith("collection-empty")
-    listed = {each["name"]: each["status"] for each in writable.get("/v1/collections").json()["collections"]}
-    assert listed["gems"] == "empty"
-    assert writable.delete("/v1/collections/gems").status_code == 200
-    assert writable.get("/v1/collections/gems").status_code == 404
-
-
-def test_first_documents_of_a_new_collection_are_found(writable):
-    settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
-    writable.post("/v1/collections", json={"name": "gems", "settings": settings})
-    body = {"documents": [stone("ruby", "a red ruby"), stone("opal", "a milky opal")]}
-    answer = writable.post("/v1/collections/gems/documents", json=body, params=NOW)
-    assert answer.status_code == 200, answer.text
-    hits = writable.post("/v1/collections/gems/search", json={"query": "opal"}).json()["hits"]
-    assert hits[0]["doc_id"] == "opal"
-    assert writable.get("/v1/collections/gems").json()["landmark_interval"] == 32
-
-
-def test_deletion_by_filter_takes_the_first_documents_of_a_collection(writable):
-    settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
-    writable.post("/v1/collections", json={"name": "gems", "settings": settings})
+def test_first_documents_of_a_collection_are_found_and_deleted_by_a_filter(writable):
+    make(writable, "gems")
     documents = [stone("ruby", "a red ruby", kind="a"), stone("opal", "a milky opal", kind="b")]
     writable.post("/v1/collections/gems/documents", json={"documents": documents})
     body = {"filters": {"type": "eq", "key": "kind", "value": "a"}}
     answer = writable.post("/v1/collections/gems/documents/delete", json=body, params=NOW)
     assert answer.json()["deleted"] == 1, answer.text
-    assert writable.get("/v1/collections/gems").json()["documents"] == 1
+    hits = writable.post("/v1/collections/gems/search", json={"query": "opal"}).json()["hits"]
+    assert [hit["doc_id"] for hit in hits] == ["opal"]
+    assert writable.get("/v1/collections/gems").json()["landmark_interval"] == 32
 
 
-def test_collection_that_another_server_takes_writes_of_is_not_removed(writable, own_root, serve):
+def test_collection_that_another_server_takes_writes_of_is_neither_written_nor_removed(
+    writable, own_root, serve
+):
     write(writable, stone("new", "obsidian"))
     other = serve(ServeSettings(root=own_root, writable=True))
+    assert write(other, stone("new", "pumice")).json()["type"].endswith("collection-busy")
     answer = other.delete(STONES)
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:problem-type:cairn:collection-busy")
     assert answer.json()["detail"] == "collection 'stones' must be written and removed by one server"
@@ -374,9 +335,7 @@ def test_collection_that_was_removed_elsewhere_and_made_again_has_a_log(writable
     write(writable, stone("new", "obsidian"))
     with CollectionLayout.at(own_root, "stones").writer_lock():  # the writer tidies up behind its answer
         remove_folder(own_root / "stones")
-    settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
-    made = writable.post("/v1/collections", json={"name": "stones", "settings": settings})
-    assert made.status_code == 201, made.text
+    assert make(writable, "stones").status_code == 201
     answer = writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]})
     assert answer.status_code == 202, answer.text
     assert CollectionLayout.at(own_root, "stones").writes_path.exists()
@@ -444,8 +403,7 @@ def test_removal_of_a_collection_holds_up_no_write_of_another(writable, monkeypa
 def test_collection_that_is_made_again_is_found_at_once(writable):
     assert found_ids(writable, "granite")
     assert writable.delete(STONES).status_code == 200
-    settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
-    assert writable.post("/v1/collections", json={"name": "stones", "settings": settings}).status_code == 201
+    assert make(writable, "stones").status_code == 201
     assert writable.get("/v1/collections").json()["collections"][1]["status"] == "empty"
     assert writable.get(STONES).json()["type"].endswith("collection-empty")
     assert write(writable, stone("new", "obsidian")).status_code == 200
@@ -468,11 +426,18 @@ def test_write_that_meets_the_end_of_its_writer_is_to_be_sent_again(writable, mo
     assert write(writable, stone("new", "obsidian")).json()["write"] == 1
 
 
-def test_write_before_a_restart_is_still_known(own_root, serve):
+def test_stopped_server_publishes_what_waits_and_its_writes_are_known_after_a_restart(
+    own_root, serve, monkeypatch
+):
+    monkeypatch.setattr(writers, "STOP_SECONDS", 300.0)
     settings = ServeSettings(root=own_root, writable=True)
     first = serve(settings)
-    numbers = [write(first, stone(f"n{place}", "obsidian")).json()["write"] for place in range(2)]
+    numbers = [write(first, stone("n0", "obsidian")).json()["write"]]
+    answer = first.post(DOCUMENTS, json={"documents": [stone("n1", "obsidian")]})
+    numbers.append(answer.json()["write"])
     first.__exit__(None, None, None)
+    assert open_collection("stones", root=own_root).documents["n1"].text == "obsidian"
+    assert CollectionLayout.at(own_root, "stones").writes_path.exists()
     second = serve(settings)
     states = [second.get(f"{STONES}/writes/{number}").json()["status"] for number in numbers]
     assert states == ["searchable", "searchable"]
@@ -556,15 +521,12 @@ def test_write_is_fitted_to_a_column_that_is_retyped_while_it_is_read(
     assert (told, found, type(found)) == (state, after, type(after))
 
 
-def test_server_takes_no_writes_unless_told(own_root, serve):
-    client = serve(ServeSettings(root=own_root))
-    assert write(client, stone("new", "obsidian")).json()["type"].endswith("read-only")
-
-
-def test_write_needs_the_right(own_root, serve):
+def test_write_needs_the_right_and_the_list_says_whether_the_key_may_fill_a_new_collection(own_root, serve):
     keys = KeyFile(own_root / "keys.json")
     _, reader = keys.create("reader")
-    _, writer = keys.create("writer", scopes=("search", "write"), collections=("stones",))
+    scopes = ("search", "write")
+    _, anywhere = keys.create("anywhere", scopes=scopes)
+    _, named = keys.create("named", scopes=scopes, collections=("stones", "gems"))
     client = serve(ServeSettings(root=own_root, writable=True))
 
     def status(token, name):
@@ -572,51 +534,27 @@ def test_write_needs_the_right(own_root, serve):
         headers = {"Authorization": f"Bearer {token}"}
         return client.post(f"/v1/collections/{name}/documents", json=body, headers=headers).status_code
 
-    assert [status(reader, "stones"), status(writer, "pebbles"), status(writer, "stones")] == [403, 404, 202]
-
-
-def test_list_says_whether_the_key_may_fill_a_new_collection(own_root, serve):
-    keys = KeyFile(own_root / "keys.json")
-    _, anywhere = keys.create("anywhere", scopes=("search", "write"))
-    _, named = keys.create("named", scopes=("search", "write"), collections=("stones", "gems"))
-    client = serve(ServeSettings(root=own_root, writable=True))
-
     def is_writable(token):
         headers = {"Authorization": f"Bearer {token}"}
         return client.get("/v1/collections", headers=headers).json()["is_writable"]
 
+    assert [status(reader, "stones"), status(named, "pebbles"), status(named, "stones")] == [403, 404, 202]
     assert [is_writable(anywhere), is_writable(named)] == [True, False]
-    headers = {"Authorization": f"Bearer {named}"}
-    assert client.post("/v1/collections", json={"name": "gems"}, headers=headers).status_code == 201
+    assert make(client, "gems", Authorization=f"Bearer {named}").status_code == 201
     assert is_writable(named)
 
 
-def test_full_queue_asks_to_come_again(writable, monkeypatch):
-    monkeypatch.setattr("cairn.pipeline.line.waiting_writes.MAX_WAITING_DOCUMENTS", 0)
-    answer = write(writable, stone("new", "obsidian"))
-    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
-
-
-def test_full_disk_takes_no_write_and_loses_none(writable, monkeypatch):
+def test_full_disk_takes_no_write_and_loses_none_and_makes_no_collection(writable, monkeypatch):
     write(writable, stone("kept", "obsidian"))
     with monkeypatch.context() as patch:
         patch.setattr("cairn.pipeline.line.write_log.os.pwrite", _no_space)
         assert write(writable, stone("lost", "pumice")).status_code == 507
+        assert make(writable, "new", **{"Idempotency-Key": "a"}).status_code == 507
+    assert "new" not in {each["name"] for each in writable.get("/v1/collections").json()["collections"]}
+    assert make(writable, "new", **{"Idempotency-Key": "a"}).status_code == 201
     assert write(writable, stone("later", "pumice")).status_code == 200
     assert writable.get(f"{DOCUMENTS}/lost").status_code == 404
     assert writable.get(f"{DOCUMENTS}/kept").status_code == 200
-
-
-def test_collection_that_a_full_disk_refused_is_made_by_the_next_try(writable, monkeypatch):
-    def make():
-        body = {"name": "new"}
-        return writable.post("/v1/collections", json=body, headers={"Idempotency-Key": "a"}).status_code
-
-    with monkeypatch.context() as patch:
-        patch.setattr("cairn.pipeline.line.write_log.os.pwrite", _no_space)
-        assert make() == 507
-    assert "new" not in {each["name"] for each in writable.get("/v1/collections").json()["collections"]}
-    assert make() == 201
 
 
 def _no_space(*_):
@@ -630,12 +568,6 @@ def test_folder_that_cannot_be_written_is_told(writable, monkeypatch):
     monkeypatch.setattr("cairn.pipeline.line.write_log.WriteLog._open", refuse)
     answer = write(writable, stone("new", "obsidian"))
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:problem-type:cairn:writes-refused")
-
-
-def test_second_server_of_a_root_takes_no_writes(writable, own_root, serve):
-    write(writable, stone("new", "obsidian"))
-    other = serve(ServeSettings(root=own_root, writable=True))
-    assert write(other, stone("new", "pumice")).json()["type"].endswith("collection-busy")
 
 
 def test_typed_values_survive_a_change_of_other_metadata(own_root, serve):
@@ -684,15 +616,6 @@ def test_eight_writers_leave_what_each_wrote_last(writable, own_root):
     stored = {each.doc_id: each.text for each in open_collection("stones", root=own_root).documents}
     assert {doc_id: stored.get(doc_id) for doc_id in expected} == expected
     assert len(stored) == 21 + sum(text is not None for text in expected.values())
-
-
-def test_stopped_server_publishes_what_waits(own_root, serve, monkeypatch):
-    monkeypatch.setattr(writers, "STOP_SECONDS", 300.0)
-    client = serve(ServeSettings(root=own_root, writable=True))
-    client.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]})
-    client.__exit__(None, None, None)
-    assert open_collection("stones", root=own_root).documents["new"].text == "obsidian"
-    assert CollectionLayout.at(own_root, "stones").writes_path.exists()
 
 
 @pytest.mark.usefixtures("private")
@@ -751,7 +674,9 @@ def test_request_that_was_cut_off_stops_no_later_one(writable, monkeypatch):
     assert writable.get(f"{DOCUMENTS}/cut").status_code == 200
 
 
-def test_write_that_fails_after_a_pause_stops_no_later_one(writable, monkeypatch):
+def test_write_that_fails_after_a_pause_stops_no_later_one_and_is_failed_after_a_restart(
+    own_root, serve, monkeypatch
+):
     errors: list[Exception] = [StorageError("the disk is away"), ModelError("the model cannot read it")]
     build = live.build_index
 
@@ -762,21 +687,12 @@ def test_write_that_fails_after_a_pause_stops_no_later_one(writable, monkeypatch
 
     monkeypatch.setattr(live, "build_index", failing)
     monkeypatch.setattr(live, "RETRY_SECONDS", 0.01)
-    assert write(writable, stone("bad", "obsidian")).json()["type"].endswith("write-failed")
-    assert write(writable, stone("later", "pumice")).status_code == 200
-
-
-def test_failed_write_is_failed_after_a_restart(own_root, serve, monkeypatch):
-    def fail(*_, **__):
-        raise ModelError("the model cannot read it")
-
-    settings = ServeSettings(root=own_root, writable=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(live, "build_index", fail)
-        client = serve(settings)
-        write(client, stone("bad", "obsidian"), **{"Idempotency-Key": "a"})
-        client.__exit__(None, None, None)
-    again = write(serve(settings), stone("bad", "obsidian"), **{"Idempotency-Key": "a"})
+    settings, key = ServeSettings(root=own_root, writable=True), {"Idempotency-Key": "a"}
+    client = serve(settings)
+    assert write(client, stone("bad", "obsidian"), **key).json()["type"].endswith("write-failed")
+    assert write(client, stone("later", "pumice")).status_code == 200
+    client.__exit__(None, None, None)
+    again = write(serve(settings), stone("bad", "obsidian"), **key)
     assert again.json()["type"].endswith("write-failed")
 
 
