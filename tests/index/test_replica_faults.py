@@ -75,17 +75,6 @@ def test_older_generation_damaged_in_the_store_does_not_stop_a_publication(machi
     assert verify_collection(machine("c")) == []
 
 
-@pytest.mark.usefixtures("impatient")
-def test_store_that_answers_too_late_without_end_is_one_sentence(
-    bucket: ObjectFolder, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bucket.swap("CURRENT", b"one", None)
-    monkeypatch.setattr("cairn.pipeline.index.object_folder.RETRIES", 1)
-    object_store.fault("GET", "/CURRENT", "stall", times=2)
-    with pytest.raises(TryAgainError, match="does not answer when CURRENT is read"):
-        ObjectFolder(bucket.uri).read("CURRENT")
-
-
 def test_upload_takes_longer_than_a_small_request_may(
     object_store: ObjectStore, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,12 +201,3 @@ def test_lease_that_expired_or_says_nothing_is_taken_over(folder: ObjectFolder, 
     folder.write(LEASE_KEY, content)
     with Lease(folder, "c").held():
         pass
-
-
-@pytest.mark.parametrize("fault", ["refuse", "lose-reply"])
-def test_lease_is_taken_though_the_store_refuses_or_loses_a_reply(
-    folder: ObjectFolder, object_store: ObjectStore, fault: str
-) -> None:
-    object_store.fault("PUT", LEASE_KEY, fault)
-    with Lease(folder, "c").held():
-        assert folder.read(LEASE_KEY) is not None

@@ -6,13 +6,14 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from cairn.cli.main import cairn, run
 from cairn.cli.search import _excerpt, _found_by
-from cairn.pipeline.collection import Collection, open_collection
+from cairn.pipeline.collection import Collection, load_query_encoder, open_collection
 from cairn.pipeline.corpus.formats.format import PAGE_BREAK
 from cairn.pipeline.encode import documents
 from cairn.pipeline.index.generation import open_generation
@@ -49,25 +50,13 @@ def collection(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path
 
 def test_search_without_late_is_as_before_token_vectors(collection: Collection):
     hits = collection.search(QUERY, late=False, hybrid=False).hits
-    searcher = Searcher(collection.layout, _Plain(open_generation(collection.layout)))
-    expected = searcher.search(QUERY, hybrid=False).hits
+    encoder = load_query_encoder(open_generation(collection.layout))
+    without: Any = SimpleNamespace(fingerprint=encoder.fingerprint, encode_queries=encoder.encode_queries)
+    expected = Searcher(collection.layout, without).search(QUERY, hybrid=False).hits
 
     assert [(hit.doc_id, hit.score) for hit in hits] == [(hit.doc_id, hit.score) for hit in expected]
     assert all("late" not in hit.scores for hit in hits)
     assert all(passage.highlights == () for hit in hits for passage in hit.passages)
-
-
-class _Plain:
-    """The collection's encoder without its tokens."""
-
-    def __init__(self, generation: Any) -> None:
-        from cairn.pipeline.collection import load_query_encoder
-
-        self._encoder = load_query_encoder(generation)
-        self.fingerprint = self._encoder.fingerprint
-
-    def encode_queries(self, texts: Any) -> np.ndarray:
-        return self._encoder.encode_queries(texts)
 
 
 @pytest.mark.parametrize(

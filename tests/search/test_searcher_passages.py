@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.search import passages
 from cairn.pipeline.search.candidates import window_scores, words_asked
-from cairn.pipeline.search.passages import FIRST_LOOK, ShownTexts, new_pieces, window_size
+from cairn.pipeline.search.passages import ShownTexts, window_size
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import Granularity
 from cairn.pipeline.types import SearchResult
@@ -74,6 +75,13 @@ def test_passages_are_the_best_windows_that_do_not_overlap(
         assert [p.scores["chunk"] for p in hit.passages] == pytest.approx(
             [score for _, _, score in expected], abs=1e-6
         )
+        if granularity == "both":  # half by their place and half by their document
+            index = stones.index_of(hit.doc_id)
+            places = near(window_cosines(stones, index, vector, size))
+            starts = [start for start, _ in stones.spans[index]]
+            assert [p.score for p in hit.passages] == pytest.approx(
+                [(places[starts.index(p.start_char)] + hit.score) / 2 for p in hit.passages], abs=1e-6
+            )
 
 
 def test_passages_of_any_size_are_spans_of_the_text_and_move_no_document(
@@ -95,19 +103,6 @@ def test_passages_of_any_size_are_spans_of_the_text_and_move_no_document(
                 assert sorted(spans) == stones.spans[stones.index_of(hit.doc_id)]
     for hit in searcher.search(QUERY, granularity="chunk", chunk_tokens=64, hybrid=False).hits:
         assert hit.passages[0].score == hit.passages[0].scores["chunk"] == hit.scores["chunk"]
-
-
-def test_passages_score_half_by_their_place_and_half_by_their_document(
-    stones: Stones, searcher: Searcher, encoder: StoneEncoder
-) -> None:
-    vector = encoder.encode_queries([QUERY])[0]
-    for hit in searcher.search(QUERY, hybrid=False).hits:
-        index = stones.index_of(hit.doc_id)
-        places = near(window_cosines(stones, index, vector, 2))
-        starts = [start for start, _ in stones.spans[index]]
-        assert [p.score for p in hit.passages] == pytest.approx(
-            [(places[starts.index(p.start_char)] + hit.score) / 2 for p in hit.passages], abs=1e-6
-        )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
@@ -164,10 +159,17 @@ def naive_reading(
     return read
 
 
+@pytest.mark.parametrize("first_look", [2, 256])
 @pytest.mark.parametrize("max_characters", [1, 60, 150, 1_000, 100_000])
 def test_a_budget_is_filled_with_the_best_passages_of_all_documents(
-    stones: Stones, searcher: Searcher, encoder: StoneEncoder, max_characters: int
+    stones: Stones,
+    searcher: Searcher,
+    encoder: StoneEncoder,
+    monkeypatch: pytest.MonkeyPatch,
+    max_characters: int,
+    first_look: int,
 ) -> None:
+    monkeypatch.setattr(passages, "FIRST_LOOK", first_look)
     every = searcher.search(QUERY, hybrid=False, top_k=200)
     found = searcher.search(QUERY, hybrid=False, top_k=200, max_characters=max_characters)
     expected = naive_reading(stones, every, encoder.encode_queries([QUERY])[0], max_characters)
@@ -177,14 +179,9 @@ def test_a_budget_is_filled_with_the_best_passages_of_all_documents(
     assert [(hit.doc_id, hit.score) for hit in found.hits] == [
         (h.doc_id, h.score) for h in every.hits if h.doc_id in expected
     ]
-
-
-def test_passages_within_a_budget_never_touch(searcher: Searcher) -> None:
-    for hit in searcher.search(QUERY, max_characters=3_000).hits:
+    for hit in found.hits:
         spans = sorted((p.start_char, p.end_char) for p in hit.passages)
-        assert all(end < start for (_, end), (start, _) in pairwise(spans))
-        assert all(p.text for p in hit.passages)
-    assert len(searcher.search(QUERY, max_characters=100_000, top_k=3).hits) == 3
+        assert all(end < start for (_, end), (start, _) in pairwise(spans)), "those that touch are one"
 
 
 def settings_of(interval: int) -> dict[str, dict[str, int]]:
@@ -209,23 +206,6 @@ def test_window_size_of_another_number_names_the_allowed_ones(chunk_tokens: int)
         ConfigError, match=r"multiple of this collection's 64 \(64, 128, 192, …; left out, it is 128\), got"
     ):
         window_size(chunk_tokens, settings_of(64))
-
-
-def windows_of(counts: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return first and end chunk of every window of documents with so many chunks."""
-    bounds = np.append(0, np.cumsum(counts)).tolist()
-    spans = [
-        (a + i, min(a + i + size, b)) for a, b in pairwise(bounds) for i in range(max(b - a - size, 0) + 1)
-    ]
-    return np.array([first for first, _ in spans]), np.array([end for _, end in spans])
-
-
-def test_new_pieces_go_on_beyond_the_first_look() -> None:
-    first, end = windows_of([3 * FIRST_LOOK], 1)
-    scores = np.random.default_rng(0).integers(0, 9, 3 * FIRST_LOOK).astype(np.float64)
-    assert [window for window, _, _ in new_pieces(scores, first, end)] == np.argsort(
-        -scores, kind="stable"
-    ).tolist()
 
 
 NOTICE = "Whoever finds a stone by the river may keep it, but for those that stand in a wall or a bridge."

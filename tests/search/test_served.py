@@ -185,25 +185,20 @@ def test_new_generation_of_another_encoder_is_answered_where_its_encoder_can_be_
 def test_searches_during_publication_answer_from_one_generation_each(layout, publish, make_encoder) -> None:
     latest = publish(layout, 30)
     searcher = Searcher(layout, make_encoder())
-    results, failures, is_done = [], [], threading.Event()
+    results, is_done = [], threading.Event()
 
     def search_on() -> None:
         while not is_done.is_set():
-            try:
-                results.append(searcher.search("granite slate"))
-            except Exception as error:  # noqa: BLE001 - whatever a search raises fails the test
-                failures.append(error)
+            results.append(searcher.search("granite slate"))
 
-    threads = [threading.Thread(target=search_on) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for version in (1, 2, 3, 4):
-        latest = publish(layout, 30, version=version, replaces=latest)
-    is_done.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        searching = [pool.submit(search_on) for _ in range(3)]
+        for version in (1, 2, 3, 4):
+            latest = publish(layout, 30, version=version, replaces=latest)
+        is_done.set()
+        for each in searching:
+            each.result()
     results.append(searcher.search("granite slate"))
-    assert failures == []
     assert all(version_of(result) == {str(result.generation - 1)} for result in results)
     assert results[-1].generation == 5
     assert len({result.generation for result in results}) >= 2
@@ -211,16 +206,8 @@ def test_searches_during_publication_answer_from_one_generation_each(layout, pub
 
 def test_many_threads_get_the_same_answer(stones, searcher: Searcher) -> None:
     expected = searcher.search("granite slate")
-    answers = []
-    threads = [
-        threading.Thread(target=lambda: answers.extend(searcher.search("granite slate") for _ in range(5)))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [expected] * 40
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(searcher.search, ["granite slate"] * 40)] == [expected] * 40
 
 
 @pytest.mark.parametrize("publications", [1, 2])

@@ -103,15 +103,12 @@ def test_max_positions_is_the_published_length_of_a_text(version, make_cde):
 
 
 @VERSIONS
-def test_row_longer_than_max_positions_is_refused(version, make_cde):
+def test_row_or_context_that_is_longer_than_the_model_reads_is_refused(version, make_cde):
+    backbone = load(make_cde(version))
     with pytest.raises(ModelError, match="at most 40 tokens, got 41"):
-        load(make_cde(version)).hidden_states(np.full((1, 41), 7), np.array([41]), None)
-
-
-@VERSIONS
-def test_context_of_more_documents_than_the_model_reads_is_refused(version, make_cde):
+        backbone.hidden_states(np.full((1, 41), 7), np.array([41]), None)
     with pytest.raises(ConfigError, match=r"at most 6 rows of 32 numbers, got shape \(7, 32\)"):
-        load(make_cde(version)).hidden_states(np.array([IDS[0]]), np.array([7]), context_of(7))
+        backbone.hidden_states(np.array([IDS[0]]), np.array([7]), context_of(7))
 
 
 def least_cosine(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:

@@ -26,14 +26,6 @@ def _change_config(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def _as_sentence_transformers(folder, *modules):
-    listed = [
-        {"idx": index, "name": str(index), "path": path, "type": kind}
-        for index, (path, kind) in enumerate(modules)
-    ]
-    (folder / "modules.json").write_text(json.dumps(listed))
-
-
 def test_read_tokenizer_that_pads_and_truncates_does_neither_after(folder):
     tokenizer = read_checkpoint(folder).tokenizer
     assert len(tokenizer.encode("cat", add_special_tokens=False).ids) == 1
@@ -62,57 +54,53 @@ def test_read_norms_published_as_gamma_and_beta_gives_the_same_states(folder, ti
     assert torch.equal(published[0], today[0])
 
 
-def test_read_special_tokens_named_by_the_folder_win(folder):
-    (folder / "special_tokens_map.json").write_text(json.dumps({"sep_token": {"content": "[MASK]"}}))
+@pytest.mark.parametrize(
+    ("renamed", "added", "files", "first", "last"),
+    [
+        ({}, None, {"special_tokens_map": {"sep_token": {"content": "[MASK]"}}}, "[CLS]", "[MASK]"),
+        ({"[SEP]": "[END]"}, None, {"special_tokens_map": {"eos_token": "[END]"}}, "[CLS]", "[END]"),
+        (
+            {"[CLS]": "[NONE]"},
+            None,
+            {"tokenizer_config": {"bos_token": None, "eos_token": "[SEP]"}},
+            None,
+            "[SEP]",
+        ),
+        ({}, "$A [MASK]", {"tokenizer_config": {"eos_token": "[SEP]"}}, None, "[MASK]"),
+        ({}, "[CLS] $A", {}, "[CLS]", "[SEP]"),
+        ({"[SEP]": "[NONE]"}, None, {}, "[CLS]", None),
+    ],
+    ids=["named", "eos", "neither cls nor bos", "ending added", "beginning added", "neither sep nor eos"],
+)
+def test_read_first_and_last_token_are_those_the_tokenizer_adds_or_the_folder_names(
+    folder, renamed, added, files, first, last
+):
+    path = folder / "tokenizer.json"
+    for old, new in renamed.items():
+        path.write_text(path.read_text().replace(old, new))
+    if added:
+        tokenizer = Tokenizer.from_file(str(path))
+        tokens = [token for token in added.split() if token != "$A"]
+        special = [(token, tokenizer.token_to_id(token)) for token in tokens]
+        tokenizer.post_processor = TemplateProcessing(single=added, special_tokens=special)
+        tokenizer.save(str(path))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    if last is None:
+        with pytest.raises(ModelError, match="must have a landmark token"):
+            read_checkpoint(folder)
+        return
     checkpoint = read_checkpoint(folder)
-    assert checkpoint.tokenizer.id_to_token(checkpoint.landmark_id) == "[MASK]"
-
-
-def test_read_eos_serves_as_landmark_without_sep(folder):
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer).replace("[SEP]", "[END]"))
-    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "[END]"}))
-    checkpoint = read_checkpoint(folder)
-    assert checkpoint.tokenizer.id_to_token(checkpoint.landmark_id) == "[END]"
-
-
-def test_read_tokenizer_without_cls_and_bos_has_none(folder):
-    tokenizer = (folder / "tokenizer.json").read_text()
-    (folder / "tokenizer.json").write_text(tokenizer.replace("[CLS]", "[NONE]"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "[SEP]"}))
-    assert read_checkpoint(folder).cls_id is None
-
-
-def test_read_ending_that_the_tokenizer_adds_itself_wins_over_names(folder):
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    mask = tokenizer.token_to_id("[MASK]")
-    tokenizer.post_processor = TemplateProcessing(single="$A [MASK]", special_tokens=[("[MASK]", mask)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[SEP]"}))
-    checkpoint = read_checkpoint(folder)
-    assert (checkpoint.cls_id, checkpoint.landmark_id) == (None, mask)
-
-
-def test_read_beginning_that_the_tokenizer_adds_itself_is_no_landmark(folder):
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A", special_tokens=[("[CLS]", tokenizer.token_to_id("[CLS]"))]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    assert tokenizer.id_to_token(read_checkpoint(folder).landmark_id) == "[SEP]"
-
-
-def test_read_tokenizer_without_sep_and_eos_is_refused(folder):
-    tokenizer = (folder / "tokenizer.json").read_text()
-    (folder / "tokenizer.json").write_text(tokenizer.replace("[SEP]", "[NONE]"))
-    with pytest.raises(ModelError, match="must have a landmark token"):
-        read_checkpoint(folder)
+    assert checkpoint.cls_id == (None if first is None else checkpoint.tokenizer.token_to_id(first))
+    assert checkpoint.tokenizer.id_to_token(checkpoint.landmark_id) == last
 
 
 def test_read_sentence_transformers_layout_finds_the_transformers_folder(folder, tmp_path):
     outer = tmp_path / "outer"
     shutil.copytree(folder, outer / "0_Transformer")
-    _as_sentence_transformers(outer, ("0_Transformer", "sentence_transformers.models.Transformer"))
+    module = {"idx": 0, "name": "0", "path": "0_Transformer"}
+    modules = [{**module, "type": "sentence_transformers.models.Transformer"}]
+    (outer / "modules.json").write_text(json.dumps(modules))
     assert read_checkpoint(outer).fingerprint == read_checkpoint(folder).fingerprint
 
 
