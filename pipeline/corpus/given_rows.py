@@ -7,6 +7,7 @@ Everything is in memory at once. It does not check rows.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -53,17 +54,22 @@ def source_of(given: GivenRows, config: CorpusConfig) -> TableSource:
         if hasattr(frame, "iloc") and hasattr(frame, "columns") and frame.columns.is_unique:  # of pandas
             if all(frame.index.names) and not {*frame.index.names} & {*frame.columns}:
                 frame = frame.reset_index()  # Arrow passes over one that counts
-            if _has_objects(frame):
-                return _source_of_rows(frame.to_dict("records"), config)
-        table = _made(_of_polars if hasattr(frame, "to_dicts") else pa.table, frame)
-        names = [name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)]
-        return TableSource(table=table.select(names))
+            if not _has_objects(frame):
+                with contextlib.suppress(pa.ArrowException, TypeError, ValueError):
+                    return _source_of_table(pa.table(frame))
+            return _source_of_rows(frame.to_dict("records"), config)  # with values that Arrow does not take
+        return _source_of_table(_made(_of_polars if hasattr(frame, "to_dicts") else pa.table, frame))
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise _refused(shown(given))
     rows = list(given)
     if rows and all(isinstance(row, pa.RecordBatch) for row in rows):
         return TableSource(table=_made(pa.Table.from_batches, rows))
     return _source_of_rows(rows, config)
+
+
+def _source_of_table(table: pa.Table) -> TableSource:
+    names = [name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)]
+    return TableSource(table=table.select(names))
 
 
 def _of_polars(frame: Any) -> pa.Table:

@@ -190,6 +190,24 @@ def test_objects_in_a_frame_of_pandas_are_read_as_rows_are(objects: list[Any], k
     assert [field.name for field in fields] == ["v", "n"]
 
 
+@pytest.mark.parametrize(
+    ("column", "kept"),
+    [
+        (pd.arrays.SparseArray([0, 5]), [0, 5]),
+        (pd.Categorical([1, "a"]), ["1", "a"]),
+        (np.array([1j, 2]), [None, None]),
+    ],
+    ids=["sparse", "mixed", "complex"],
+)
+def test_a_frame_of_pandas_with_a_column_that_arrow_does_not_take_is_read_as_rows(
+    column: Any, kept: list[Any]
+) -> None:
+    frame = pd.DataFrame({"doc_id": ["a", "b"], "text": "x", "v": column})
+    _, found, warnings, details = read(source_of(frame, CONFIG))
+    assert (found, details) == (kept, [])
+    assert ("values of type complex" in " ".join(warnings)) == (kept == [None, None])
+
+
 def test_an_index_of_pandas_that_counts_may_hold_the_ids() -> None:
     frame = pd.DataFrame({"text": ["x", "y"], "v": [1, 2]}, pd.RangeIndex(10, 30, 10, name="doc_id"))
     scan = scan_sources([source_of(frame, CONFIG)], CONFIG)
