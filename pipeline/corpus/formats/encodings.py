@@ -55,34 +55,32 @@ _LETTERS: Final[Mapping[str, Sequence[str]]] = {
     "thai": ("านรอกเงมยลวดทสตะปบคหแจพชขใไโ่้ัิีื์|ณผฟถฐธศษญภซฎฏฑฒฬฮฉฝฌฆๆ็ํุูึำฯ๐๑๒๓๔๕๖๗๘๙",),
 }  # fmt: skip
 """Letters beyond ASCII of the languages of a family, the frequent ones first."""
-_FAMILY: Final = {
-    "cp1252": "western", "cp1250": "central", "cp1254": "turkish", "cp1251": "cyrillic", "cp1253": "greek",
-    "cp1255": "hebrew", "cp1256": "arabic", "cp874": "thai", "cp1257": "baltic", "cp1258": "vietnamese",
-    "koi8_r": "cyrillic", "koi8_u": "cyrillic", "cp866": "cyrillic", "iso8859_2": "central",
-    "iso8859_15": "western", "iso8859_5": "cyrillic", "mac_roman": "western", "cp850": "western",
-    "cp852": "central",
+_FAMILIES: Final[Mapping[str, Sequence[str]]] = {
+    "cp1252": ["western"], "cp1250": ["central"], "cp1254": ["turkish"], "cp1251": ["cyrillic"],
+    "cp1253": ["greek"], "cp1255": ["hebrew"], "cp1256": ["arabic"], "cp874": ["thai"], "cp1257": ["baltic"],
+    "cp1258": ["vietnamese"], "koi8_r": ["cyrillic"], "koi8_u": ["cyrillic"], "cp866": ["cyrillic"],
+    "iso8859_2": ["central"], "iso8859_15": ["western"], "iso8859_5": ["cyrillic"], "mac_roman": ["western"],
+    "cp850": ["western"], "cp852": ["central"], "cp932": ["japanese"], "euc_jp": ["japanese"],
+    "gb18030": ["chinese"], "big5": ["chinese"], "cp949": ["korean"],
+    "utf-16-le": ["japanese", "chinese", "korean"], "utf-16-be": ["japanese", "chinese", "korean"],
 }  # fmt: skip
-"""What each encoding of one byte a letter is for; of equally likely ones the first is taken."""
+"""What may be written in each encoding; of equally likely ones the first is taken."""
 _LONG_RUN: Final = 4
 """More letters beyond ASCII than words of Latin letters have one after the other."""
 _LATIN: Final = ("western", "central", "turkish", "baltic", "vietnamese")
-_EAST: Final = {
-    "cp932": ("japanese",), "euc_jp": ("japanese",), "gb18030": ("chinese",), "big5": ("chinese",),
-    "cp949": ("korean",), **dict.fromkeys(("utf-16-le", "utf-16-be"), ("japanese", "chinese", "korean")),
-}  # fmt: skip
 _SIGNS: Final = "€–—“”„‘’‚«»°§…©®·•™²³±×¿¡½¼ºª№"
 _WITHIN_WORDS: Final = "’·–—"
 _NOT_THAI: Final = re.compile("(?<![ก-ฮั-ู])[ัิ-ฺ็-๎]|[เ-ไ](?![ก-ฮ])")
 """Vowels and tones without the consonant that they belong to."""
 _BEYOND_ASCII: Final = re.compile(r"[^\0-\x7f]+")
-_RANGES: Final = {
+_RANGES: Final[Mapping[str, Sequence[tuple[str, str, float, float]]]] = {
     # Any small letters of Cyrillic can be read as Kana of half the width.
     "japanese": (("\u3040", "ヿ", 1.0, 1.0), ("一", "鿿", 0.8, 0.5), ("｡", "ﾟ", 0.2, 0.2)),
     "chinese": (("一", "鿿", 1.0, 0.5),),
     "korean": (("가", "힣", 1.0, 0.6), ("一", "鿿", -0.3, -0.3)),
 }
 """How much letters of languages count that have too many for a list, frequent ones and others."""
-_WIDE_SIGNS: Final = tuple((*pair, 0.4, 0.4) for pair in ("\u3000〿", "！｠", "①\u24ff", "㈀㏿"))
+_WIDE_SIGNS: Final = tuple((first, last, 0.4, 0.4) for first, last in ("\u3000〿", "！｠", "①\u24ff", "㈀㏿"))
 _FREQUENT: Final = frozenset(
     "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里用道"
     "行所然家种事成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因只从想实日军者意"
@@ -125,9 +123,7 @@ def encoding_of(raw: bytes, declared: str = "") -> tuple[str, bool]:
         first = raw.rfind(b"\n", 0, re.search(b"[\x80-\xff]", raw).start()) + 1  # type: ignore[union-attr]
         sample = raw[first - first % 2 :][:HEAD_BYTES]
         is_whole = len(raw) < HEAD_BYTES
-        found = {
-            each: _likeness(sample, each) for each in (*_FAMILY, *_EAST) if _is_in(sample, each, is_whole)
-        }
+        found = {each: _likeness(sample, each) for each in _FAMILIES if _is_in(sample, each, is_whole)}
         best = max(found, key=found.__getitem__, default="")
         if best and found[best] >= _LEAST_LIKENESS:
             return best, True
@@ -143,22 +139,27 @@ def _likeness(raw: bytes, encoding: str) -> float:
         num_letters += len(run[0])
         if num_letters >= _SAMPLE_LETTERS:
             break
-    if encoding in _EAST:
-        letters = "".join(run[0] for run in runs)
-        found = [sum(_of_east(letter, each) for letter in letters) for each in _EAST[encoding]]
-    else:
-        family = _FAMILY[encoding]
+    found = list[float]()
+    for family in _FAMILIES[encoding]:
         is_odd = _is_odd_latin if family in _LATIN else _is_odd_in_ascii
-        lost = sum(len(run[0]) for run in runs if is_odd(run))
+        letters = "".join(run[0] for run in runs if family in _RANGES or not is_odd(run))
+        lost = num_letters - len(letters)
         lost += 2 * len(_NOT_THAI.findall(text[: runs[-1].end()])) if family == "thai" and runs else 0
-        letters = "".join(run[0] for run in runs if not is_odd(run))
-        found = [sum(weights.get(each, -1.0) for each in letters) - lost for weights in _weights(family)]
+        found += [sum(weights.get(each, -1.0) for each in letters) - lost for weights in _weights(family)]
     return max(found) / max(1, num_letters)
 
 
 @cache
 def _weights(family: str) -> Sequence[Mapping[str, float]]:
     """Return how much each letter counts for each language of a family."""
+    if family in _RANGES:
+        return [
+            {
+                letter: often if letter in _FREQUENT else seldom
+                for low, high, often, seldom in (*_RANGES[family], *_WIDE_SIGNS)
+                for letter in map(chr, range(ord(low), ord(high) + 1))
+            }
+        ]
     found = list[Mapping[str, float]]()
     for letters in _LETTERS[family]:
         frequent, _, others = letters.partition("|")
@@ -184,13 +185,6 @@ def _is_odd_in_ascii(run: re.Match[str]) -> bool:
 
 def _beside(run: re.Match[str]) -> tuple[str, str]:
     return run.string[run.start() - 1 : run.start()], run.string[run.end() : run.end() + 1]
-
-
-def _of_east(letter: str, language: str) -> float:
-    ranges = (*_RANGES[language], *_WIDE_SIGNS)
-    weights = ((often, seldom) for low, high, often, seldom in ranges if low <= letter <= high)
-    often, seldom = next(weights, (-1.0, -1.0))
-    return often if letter in _FREQUENT else seldom
 
 
 def _is_in(raw: bytes, encoding: str, is_whole: bool | None = None) -> bool:
