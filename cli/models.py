@@ -32,6 +32,7 @@ class PublicModel:
 _CONTEXT: Final = ("states", "context")
 _LANDMARKS: Final = ("states", "landmarks")
 _SPARSE: Final = ("sparse",)
+_TOKENS: Final = f"--token-bytes 24 adds token vectors of {DEFAULT_MODEL}, English"
 _LONG: Final = "rows of 8,192 tokens"
 _PPLX: Final = "perplexity-ai/pplx-embed-context-v1-0.6b"
 _OPENSEARCH: Final = "opensearch-project/opensearch-neural-sparse-encoding"
@@ -62,7 +63,8 @@ PUBLIC_MODELS: Final = (
 
 _OTHERS: Final = (
     PublicModel("another ORG/NAME or folder", 0, 0, "any text encoder; transformers runs other families"),
-    PublicModel("https://HOST/v1/embeddings#NAME", 0, 0, "an endpoint: vectors alone", ()),
+    PublicModel("https://HOST/v1/embeddings#NAME", 0, 0, f"an endpoint: vectors; {_TOKENS}", ()),
+    PublicModel("any of these, --vector-column", 0, 0, f"given vectors, queries by it; {_TOKENS}", ()),
     PublicModel(NO_MODEL, 0, 0, "given vectors (--vector-column); texts are answered by BM25", ()),
 )
 

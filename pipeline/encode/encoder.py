@@ -38,10 +38,10 @@ def load_cutter(config: EncoderConfig) -> Backbone:
 
 def require_encoder_fit(config: EncoderConfig, backbone: Backbone) -> None:
     """Raise :class:`ConfigError` for settings that the model, an endpoint or given vectors cannot have."""
-    if config.given_dims:
-        open_encoder(config).close()
-    elif config.given_dims is not None:
+    if config.given_dims is not None:
         require_given_fit(config)
+        if config.given_dims:
+            open_encoder(config).close()
     elif is_endpoint(config.model):
         require_endpoint_fit(config)
     else:

@@ -83,7 +83,6 @@ class GivenEncoder:
         queries: DocumentEncoder | EndpointEncoder | None,
         token_codebook: TokenCoder | None = None,
     ) -> None:
-        require_given_fit(config)
         self.token_codebook, self._tokens = token_codebook, TokenReader(config, token_codebook)
         assert config.given_dims, "the width is known once the corpus was read"
         self.config, self.queries = config, queries

@@ -224,12 +224,12 @@ def encode_set(
         for name in ("chunk_codes", "title_codes")
     }
     started, tokens = time.monotonic(), []
-    if judged.given is not None:
-        queries_QV = judged.given.queries_QV
-    elif encoder.token_codebook is None:
+    if encoder.token_codebook is None:
         queries_QV = encoder.encode_queries(judged.queries)
     else:
         queries_QV, tokens = encoder.encode_query_tokens(judged.queries)
+    if judged.given is not None:
+        queries_QV = judged.given.queries_QV
     return EncodedSet(
         **{name: kept[name] for name in KEPT},
         chunk_codes=codes["chunk_codes"],
@@ -260,11 +260,8 @@ def encoded_arrays(
 
     arrays: dict[str, np.ndarray]
     texts = judged.texts
-    if isinstance(encoder, GivenEncoder):
-        assert judged.given is not None, "a set without vectors is encoded"
-        encoded = encoder.encode(texts, given=judged.given.documents)
-        arrays = {name: getattr(encoded, name) for name in KEPT}
-    elif encoding.has_pieces:
+    if encoding.has_pieces:
+        assert not isinstance(encoder, GivenEncoder), "given vectors are those of passages"
         pieces = cut_pieces(encoder.backbone, judged.titles, texts, encoding)
         whole = open_encoder(row_settings(encoding, encoder.backbone), None, encoder.backbone)
         chunk_MV = whole.encode(pieces.texts, count).document_vectors_NV
@@ -272,7 +269,11 @@ def encoded_arrays(
         columns = (first_dims(sums_NV, chunk_MV.shape[1]), chunk_MV)
         arrays = dict(zip(KEPT, (*columns, pieces.offsets, pieces.start_char, pieces.end_char), strict=True))
     else:
-        encoded = encoder.encode(texts, count, titles=judged.titles)
+        if isinstance(encoder, GivenEncoder):
+            assert judged.given is not None, "a set without vectors is encoded"
+            encoded = encoder.encode(texts, titles=judged.titles, given=judged.given.documents)
+        else:
+            encoded = encoder.encode(texts, count, titles=judged.titles)
         arrays = {name: getattr(encoded, name) for name in KEPT}
         if encoded.lines is not None:  # none holds a line break
             arrays["lines"] = np.frombuffer("\n".join(encoded.lines).encode(), np.uint8)

@@ -192,6 +192,8 @@ def ingest_flags(system: System) -> str:
         default = {**asdict(encoder_config({"model": config.model}, for_ingest=True)), "model": DEFAULT_MODEL}
     else:
         default = asdict(EncoderConfig(**given_defaults({})))
+        if config.token_bytes:  # an ingest must know who encodes queries
+            column += " --model MODEL_OF_THE_VECTORS"
     wanted = asdict(config)
     flags = [
         _flag(option, wanted[name])

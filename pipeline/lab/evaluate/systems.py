@@ -213,7 +213,7 @@ def given_systems(chosen: Mapping[str, Any], column: str, vector_dim: int) -> li
             "leave it out"
         )
     config = replace(EncoderConfig(**{**given_defaults(chosen), **chosen}), given_dims=vector_dim)
-    require_given_fit(config)
+    require_given_fit(replace(config, token_bytes=0))  # whose query side is the set's own
     size = BASELINE_TOKENS[0]
     words = Encoding(encoder=EncoderConfig(landmark_interval=size), stride_tokens=size)
     given = Encoding(encoder=config, vector_column=column)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cairn.cli.main import cairn as command
 from cairn.cli.main import run
+from cairn.pipeline.encode import documents
 from cairn.pipeline.errors import ConfigError, SchemaError
 from cairn.pipeline.lab.evaluate.bench import run_bench
 from cairn.pipeline.lab.evaluate.report import ingest_flags
@@ -59,6 +60,21 @@ def test_fused_rows_answer_as_a_search_with_vectors_and_texts(folder: Path, tmp_
     found = notes.search_vectors(OF_QUERIES, queries=list(judged.queries))
     for answer, ranked in zip(found, result.run, strict=True):
         assert [judged.doc_ids[place] for place in ranked.positions] == [hit.doc_id for hit in answer.hits]
+
+
+def test_rows_of_given_vectors_are_judged_by_tokens_that_are_read_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
+) -> None:
+    monkeypatch.setattr(documents, "TOKEN_READER", str(tiny_model_folder))
+    judged = read_retrieval_set(folder, "embedding")
+    systems = given_systems({"token_bytes": 8}, "embedding", 6)
+    assert [system.name for system in systems] == [*NAMES, "cairn/late", "cairn/late+bm25"]
+    results = {result.system.name: result for result in run_bench(judged, systems)}
+    fused, late = results["cairn/fused"], results["cairn/late"]
+    assert any(
+        not np.array_equal(one.scores, other.scores) for one, other in zip(fused.run, late.run, strict=True)
+    )
+    assert "--vector-column embedding --model MODEL_OF_THE_VECTORS" in ingest_flags(systems[-1])
 
 
 def test_vectors_of_chunks_stand_for_their_spans(tmp_path: Path) -> None:
