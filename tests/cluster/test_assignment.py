@@ -33,29 +33,18 @@ def clusters_at(centroids: np.ndarray, fingerprint: str = "letters") -> Clusters
     )
 
 
-def random_pairs(num_documents: int = 300) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(5)
-    return rng.standard_normal((num_documents, 6)).astype(np.float32), rng.standard_normal(
-        (num_documents, 6)
-    ).astype(np.float32)
-
-
-def test_assign_equals_naive_nearest_centroid() -> None:
-    phi, psi = random_pairs()
+@pytest.mark.parametrize("block", [7, 1_000])
+def test_assign_equals_naive_nearest_centroid_whatever_the_blocks(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(assignment, "BLOCK_ROWS", block)
+    phi, psi = np.random.default_rng(5).standard_normal((2, 300, 6)).astype(np.float32)
     clusters = clusters_at(np.random.default_rng(6).standard_normal((17, 12)))
     naive = []
     for pair in zip(phi, psi, strict=True):
         point = np.concatenate(pair) / np.linalg.norm(np.concatenate(pair))
         naive.append(int(np.argmin([np.linalg.norm(point - centroid) for centroid in clusters.centroids_KP])))
     np.testing.assert_array_equal(assign(clusters, phi, psi), naive)
-
-
-def test_assign_in_blocks_equals_assign_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    phi, psi = random_pairs()
-    clusters = clusters_at(np.random.default_rng(6).standard_normal((17, 12)))
-    whole = assign(clusters, phi, psi)
-    monkeypatch.setattr(assignment, "BLOCK_ROWS", 7)
-    np.testing.assert_array_equal(assign(clusters, phi, psi), whole)
 
 
 def test_nearest_centroids_within_rounding_takes_the_lowest_id() -> None:
@@ -72,23 +61,14 @@ def test_assign_with_vectors_of_another_width_or_surrogate_is_refused() -> None:
         ClusterAssigner(clusters_at(np.ones((2, 8)), fingerprint="other"), FirstLetters())
 
 
-def test_assign_texts_pairs_each_text_with_its_query_side() -> None:
+@pytest.mark.parametrize("block", [2, 1_000])
+def test_assign_texts_pairs_each_text_with_its_query_side(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(assignment, "BLOCK_ROWS", block)
     clusters = clusters_at(
         np.array([[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0, 1, 0]])
     )
     assigner = ClusterAssigner(clusters, FirstLetters())
     assigned = assigner.assign_texts([None, "bbb", "bbb"], ["aaa", "aaa", "aaa"], [None, None, "ccc"])
     assert assigned.tolist() == [0, 1, 2]
-
-
-def test_assign_texts_in_blocks_equals_assign_texts_of_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(9)
-    texts = ["".join(rng.choice(list("abcd"), size=9)) for _ in range(50)]
-    assigner = ClusterAssigner(clusters_at(rng.random((7, 8))), FirstLetters())
-    whole = assigner.assign_texts([None] * 50, texts, [None] * 50)
-    monkeypatch.setattr(assignment, "BLOCK_ROWS", 8)
-    pieces = [
-        assigner.assign_texts([None] * len(block), block, [None] * len(block))
-        for block in (texts[start : start + 13] for start in range(0, 50, 13))
-    ]
-    np.testing.assert_array_equal(np.concatenate(pieces), whole)

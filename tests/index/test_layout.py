@@ -143,28 +143,22 @@ def test_lock_of_another_kind_is_damaged_and_hides_no_other_collection(
         pass
 
 
-@pytest.fixture
-def unreadable(published: CollectionLayout, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of a collection beside ``stones`` whose folder is another user's; root reads all."""
+def test_unreadable_folder_is_listed_as_damaged_and_hides_no_other(
+    published: CollectionLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (published.root / "backup").mkdir()
     stat = os.stat
 
-    def refusing(path: Any, *args: Any, **keywords: Any) -> os.stat_result:
+    def refusing(path: Any, *args: Any, **keywords: Any) -> os.stat_result:  # root reads all
         if isinstance(path, str | os.PathLike) and "/backup/" in os.fspath(path):
             raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
         return stat(path, *args, **keywords)
 
     monkeypatch.setattr(os, "stat", refusing)
-    return "backup"
-
-
-def test_unreadable_folder_is_listed_as_damaged_and_hides_no_other(
-    published: CollectionLayout, unreadable: str
-) -> None:
-    assert list_states(published.root) == {unreadable: "damaged", "stones": None}
+    assert list_states(published.root) == {"backup": "damaged", "stones": None}
     assert list_collections(published.root) == ["stones"]
     with pytest.raises(StorageError, match="reading collection 'backup' failed: Permission denied"):
-        CollectionLayout(published.root, unreadable).require_exists()
+        CollectionLayout(published.root, "backup").require_exists()
     with pytest.raises(CollectionNotFoundError, match="known collections: stones"):
         CollectionLayout(published.root, "pebbles").require_exists()
 
@@ -204,27 +198,22 @@ def test_flipped_bit_of_a_manifest_or_of_current_is_noticed(changed: CollectionL
             read_manifest(changed, number)
 
 
-def test_flip_of_the_served_number_serves_the_newest_whole_generation_and_is_repaired(
-    changed: CollectionLayout,
+@pytest.mark.parametrize(
+    ("published_changes", "place"), [(1, 7), (0, 20)], ids=["served number", "hash of the only generation"]
+)
+def test_flipped_character_of_current_costs_nothing_and_is_repaired(
+    published: CollectionLayout, published_changes: int, place: int
 ) -> None:
-    changed.current_path.write_bytes(changed.current_path.read_bytes().replace(b"00000002 ", b"00000003 "))
-    assert open_latest_intact_generation(changed).number == 2
-    assert [problem.file for problem in verify_collection(changed)] == ["CURRENT"]
-    repair_collection(changed)
-    assert verify_collection(changed) == []
-    assert open_generation(changed).number == 2
-
-
-def test_flipped_hash_in_current_costs_a_collection_of_one_generation_nothing(
-    published: CollectionLayout,
-) -> None:
+    for _ in range(published_changes):
+        stones.publish_change(published, "n")
     content = bytearray(published.current_path.read_bytes())
-    content[20] ^= 1  # another hexadecimal digit
+    content[place] ^= 1  # another digit
     published.current_path.write_bytes(content)
-    assert open_latest_intact_generation(published).number == 1
+    assert open_latest_intact_generation(published).number == 1 + published_changes
     assert [problem.file for problem in verify_collection(published)] == ["CURRENT"]
     assert repair_collection(published).lost == ()
     assert verify_collection(published) == []
+    assert open_generation(published).number == 1 + published_changes
 
 
 def test_publication_carries_the_recorded_hash_of_a_manifest_over(changed: CollectionLayout) -> None:

@@ -63,16 +63,19 @@ def _naive_structured_split(breaks: list[int], interval: int) -> list[int]:
     ],
     ids=["words", "sentences", "structure"],
 )
-@given(data=st.data(), interval=st.integers(2, 12))
-def test_split_any_ranks_equals_naive_choice(ranks, opening, naive, data, interval):
-    texts = data.draw(st.lists(st.lists(st.sampled_from(ranks), max_size=60), min_size=1, max_size=4))
-    breaks = [[*opening, *text] for text in texts]
-    chunks = split(breaks, interval)
+@given(data=st.data(), interval=st.none() | st.integers(2, 12))
+def test_split_any_ranks_equals_naive_choice_at_one_interval_or_one_for_each_text(
+    ranks, opening, naive, data, interval
+):
+    drawn = st.tuples(st.lists(st.sampled_from(ranks), max_size=60), st.integers(2, 12))
+    texts = data.draw(st.lists(drawn, min_size=1, max_size=4))
+    breaks = [[*opening, *text] for text, _ in texts]
+    chunks = split(breaks, interval or np.array([own for _, own in texts]))
     starts = chunks.token_offsets[:-1]
     offset = 0
     for index, text in enumerate(breaks):
         own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
-        assert (own - offset).tolist() == naive(text, interval)
+        assert (own - offset).tolist() == naive(text, interval or texts[index][1])
         offset += len(text)
 
 
@@ -83,24 +86,6 @@ def test_split_chunk_is_shorter_than_half_only_before_a_heading_or_what_would_be
     assert split([before_a_block], 8).token_offsets.tolist() == [0, 2, 10]
     of_lines = [8, 2, 4, 2, 4, 2, 4, 2, 4, 2]
     assert split([of_lines], 8).token_offsets.tolist() == [0, 8, 10]
-
-
-@given(
-    texts=st.lists(
-        st.tuples(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), st.integers(2, 9)),
-        min_size=1,
-        max_size=5,
-    ),
-    opens_with_sentence=st.booleans(),
-)
-def test_split_an_interval_for_each_text_equals_splitting_each_alone(texts, opens_with_sentence):
-    breaks = [[3, *text] if opens_with_sentence else text for text, _ in texts]
-    chunks = split(breaks, np.array([interval for _, interval in texts]))
-    offset = 0
-    for index, (text, (_, interval)) in enumerate(zip(breaks, texts, strict=True)):
-        own = chunks.token_offsets[:-1][chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
-        assert (own - offset).tolist() == split([text], interval).token_offsets[:-1].tolist()
-        offset += len(text)
 
 
 def test_draw_intervals_are_the_papers_about_equally_often():

@@ -310,24 +310,6 @@ def test_bad_call_is_refused_before_encoding(
     assert encoder.calls == []
 
 
-def test_search_on_inverted_lists_finds_nearly_what_exact_search_finds(
-    layout: CollectionLayout, publish: Callable[..., Stones], encoder: StoneEncoder
-) -> None:
-    from cairn.pipeline.config import IndexConfig
-
-    stones = publish(layout, 3_000, config=IndexConfig(index_kind="ivf_sq8"))
-    searcher = Searcher(layout, encoder)
-    queries = [f"query {i}" for i in range(40)]
-    vectors = encoder.encode_queries(queries)
-    found = searcher.answer(None, SearchOptions(granularity="document", passages=0), encoded=vectors)
-    exact = np.argsort(-(vectors @ stones.document_vectors.T), axis=1)[:, :10]
-    overlap = [
-        len({h.doc_id for h in r.hits} & {stones.rows[i]["doc_id"] for i in row}) / 10
-        for r, row in zip(found, exact, strict=True)
-    ]
-    assert np.mean(overlap) >= 0.9
-
-
 @pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
 @pytest.mark.parametrize("hybrid", [True, False])
 def test_scores_are_shown_from_0_to_1_though_windows_come_nearer_than_their_best_landmark(

@@ -48,7 +48,6 @@ class MeasuredModel:
     parameters: int
     disk_bytes: int
     matrix_bytes: int
-    score: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
@@ -57,15 +56,13 @@ def measure_model(step: str, folder: Path, scorer: ModelScorer | None) -> Measur
     checkpoint = read_checkpoint(folder)
     dtype = resolve_precision("auto", torch.device("cpu"))
     plain = read_engine(checkpoint, is_causal=False, dtype=dtype)
-    scores = None if scorer is None else scorer.score(folder)
     return MeasuredModel(
         step=step,
         layers=plain.num_layers,
         parameters=sum(tensor.numel() for tensor in checkpoint.tensors.values()),
         disk_bytes=sum(path.stat().st_size for path in checkpoint.folder.glob("*.safetensors")),
         matrix_bytes=matrix_bytes(plain),
-        score=None if scores is None else scores.mean,
-        scores={} if scores is None else scores.by_measure,
+        scores={} if scorer is None else scorer.score(folder).by_measure,
     )
 
 

@@ -114,17 +114,13 @@ Seen = Callable[[AnyLinear, torch.Tensor], None]
 """Is told each projection and its input."""
 
 
-def _ignore(*_: object) -> None:
-    """Hear of a projection."""
-
-
 class _TellingOperations(InPlaceOperations):
     """A layer's operations on one text, which tell what goes into each projection."""
 
-    def __init__(self, engine: Transformer, index: int, num_tokens: int, seen: Seen | None) -> None:
+    def __init__(self, engine: Transformer, index: int, num_tokens: int, seen: Seen) -> None:
         pattern = engine.pattern_of(Batch(lengths_B=np.array([num_tokens]), num_tokens=num_tokens))
         super().__init__(engine.layers[index], index, pattern, engine.shape, engine.workspace)
-        self._tell: Seen = seen or _ignore
+        self._tell = seen
 
     @override
     def heads(self, qkv: AnyLinear, x_ND: torch.Tensor) -> torch.Tensor:
@@ -154,7 +150,7 @@ def run_one_layer(
     engine: Transformer,
     index: int,
     x_TD: Float32[torch.Tensor, "T D"],
-    seen: Seen | None = None,
+    seen: Seen = lambda *_: None,
 ) -> Float32[torch.Tensor, "T D"]:
     """Return a text's states after a layer; ``seen`` is told each projection and its input."""
     operations = _TellingOperations(engine, index, len(x_TD), seen)

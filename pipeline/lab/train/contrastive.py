@@ -29,6 +29,7 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.config import BASE_MODEL, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train.batches import BatchPlan, mean_cosine, require_batch
+from cairn.pipeline.lab.train.distill import is_plain
 from cairn.pipeline.lab.train.documents import read_document_pairs
 from cairn.pipeline.lab.train.gradients import Embedded, FirstStage, cached_backward
 from cairn.pipeline.lab.train.heldout import choose_heldout, mean_by_text, score_heldout
@@ -60,7 +61,6 @@ from cairn.pipeline.model.engine.precision import default_device
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.folders.names import model_folder
-from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
 from cairn.pipeline.model.landmarks import Rows, draw_intervals
 from cairn.pipeline.poolings import PREFIX_POOLINGS, pooling_rule
 from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
@@ -311,10 +311,6 @@ class PairObjective:
         )
 
 
-def _say_nothing(_: str) -> None:
-    pass
-
-
 def train(
     sources: Sequence[Path],
     folder: Path,
@@ -325,7 +321,7 @@ def train(
     judged: Sequence[Path] = (),
     scorer: ModelScorer | None = None,
     stop_after_seconds: float | None = None,
-    say: Callable[[str], object] = _say_nothing,
+    say: Callable[[str], object] = lambda _: None,
     progress: ProgressListener = silent_progress,
 ) -> RunReport:
     """Train ``base`` on pairs of ``sources`` and pairs made of ``documents``; leave the run in ``folder``.
@@ -434,8 +430,7 @@ def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncod
             f"pooling {config.pooling} must go with a base model that has [CLS] or BOS, got one without; "
             "choose mean or lmk"
         )
-    has_mixer = any(name.startswith(MIXER_PREFIX) for name in checkpoint.tensors)
-    if checkpoint.steps or has_mixer:
+    if not is_plain(checkpoint):
         raise ModelError(
             "training must start from a transformer without dense layers and a landmark mixer, got another; "
             f"choose another base, such as {BASE_MODEL}"

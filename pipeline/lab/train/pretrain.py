@@ -49,7 +49,7 @@ from cairn.pipeline.model.engine.weights import NewTensors
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.first_layers import LAYER_COUNTS
 from cairn.pipeline.model.folders.names import model_folder
-from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES
+from cairn.pipeline.model.folders.own_tensors import OWN_PREFIXES
 from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
 from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.types import ProgressListener, silent_progress
@@ -243,10 +243,6 @@ class MaskedText:
             return pretrain_terms(self.model, self.bias_V, part, self.config)
 
 
-SERVED_INTERVAL = 64
-"""Landmark interval of the saved folder, ingest's own default."""
-
-
 def pretrain(
     sources: Sequence[Path],
     folder: Path,
@@ -318,9 +314,7 @@ def _check_fit(config: PretrainConfig, checkpoint: Checkpoint, model: LandmarkEn
         raise ConfigError(
             f"max_tokens must be at most the model's {model.max_positions} positions, got {config.max_tokens}"
         )
-    if checkpoint.steps or any(
-        name.startswith((LANDMARK_MIXER, *OWN_PREFIXES)) for name in checkpoint.tensors
-    ):
+    if checkpoint.steps or any(name.startswith(OWN_PREFIXES) for name in checkpoint.tensors):
         raise ModelError(
             "pretraining must start from a transformer without dense layers, gates, a latent attention and a "
             "landmark mixer, whose parts would no longer fit; choose another base"
@@ -331,4 +325,4 @@ def _served_settings(config: PretrainConfig) -> EncoderConfig:
     """Return the encoder settings that the saved folder brings to an ingest: as its rows were read."""
     if not config.landmark_intervals:
         return EncoderConfig(pooling="mean", attention="chunk")
-    return EncoderConfig(pooling="lmk", attention="full", landmark_interval=SERVED_INTERVAL)
+    return EncoderConfig(pooling="lmk", attention="full")

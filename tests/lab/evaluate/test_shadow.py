@@ -81,13 +81,11 @@ def test_compare_finds_the_loss_of_half_of_the_documents(root, asked):
     assert report.changed[0].overlap == min(expected)
     assert all(int(doc_id[4:]) % 2 == 0 for each in report.changed for doc_id in each.came)
     assert (report.old.documents, report.new.documents) == (24, 12)
-
-
-def test_quality_of_few_queries_is_noise(root, asked):
     few = AskedQueries(queries=asked.queries[:3], relevant=asked.relevant[:3])
-    report = compare_collections(opened(root, "old"), opened(root, "half"), few, top_k=5)
-
-    assert report.quality_verdict == "noise"
+    assert compare_collections(old, half, few, top_k=5).quality_verdict == "noise"
+    assert asked.warnings == ()
+    (warning,) = known_items(old, 100, seed=0).warnings
+    assert warning.startswith("24 queries are asked in place of 100: old has 24 documents, ")
 
 
 def test_ndcg_is_that_of_binary_relevance():
@@ -150,10 +148,3 @@ def test_compare_verb_shows_both_sides_and_what_changed(root, tmp_path, capsys):
     code, said = call("--known-items", "6", "--json")
     assert (code, json.loads(said)["judged_queries"]) == (0, 6)
     assert call()[0] == call("--known-items", "6", "--queries", str(tmp_path / "q.txt"))[0] == 2
-
-
-def test_compare_says_why_it_asks_fewer_queries(root):
-    old = opened(root, "old")
-    assert known_items(old, 24, seed=0).warnings == ()
-    (warning,) = known_items(old, 100, seed=0).warnings
-    assert warning.startswith("24 queries are asked in place of 100: old has 24 documents, ")
