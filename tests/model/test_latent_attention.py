@@ -9,22 +9,11 @@ import torch
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.latent_attention import read_latent_attention
 
+from tests.tiny_models import make_latent_block
+
 DIM, LATENTS, HEADS, HEAD_DIM, INNER = 16, 5, 4, 6, 20
 CPU = torch.device("cpu")
-NAMES = [
-    "latent_attention_model.latents",
-    *(f"latent_attention_model.cross_attend_blocks.{name}" for name in ("0.norm.weight", "0.norm.bias")),
-    *(f"latent_attention_model.cross_attend_blocks.0.norm_context.{name}" for name in ("weight", "bias")),
-    *(
-        f"latent_attention_model.cross_attend_blocks.0.fn.{name}.weight"
-        for name in ("to_q", "to_kv", "to_out")
-    ),
-    *(f"latent_attention_model.cross_attend_blocks.1.norm.{name}" for name in ("weight", "bias")),
-    *(
-        f"latent_attention_model.cross_attend_blocks.1.fn.net.{name}"
-        for name in ("0.weight", "0.bias", "2.weight", "2.bias")
-    ),
-]
+NAMES = list(make_latent_block(DIM, HEADS, HEAD_DIM))
 CONFIG = {"latent_attention_config": {"model_type": "latent_attention", "num_cross_heads": HEADS}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,8 @@ def test_setting_that_transformers_cannot_follow_is_refused(make_family, setting
         load_encoder(make_family("electra"), **setting).encode_documents(["a"])
 
 
-def _copied(folder: Path, target: Path) -> Path:
-    target.mkdir()
-    for path in folder.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    return target
-
-
 def test_weight_that_the_file_lacks_is_refused_and_not_drawn(make_family, tmp_path):
-    folder = _copied(make_family("electra"), tmp_path / "model")
+    folder = shutil.copytree(make_family("electra"), tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     del tensors["encoder.layer.1.output.dense.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -98,7 +92,7 @@ def test_weight_that_the_file_lacks_is_refused_and_not_drawn(make_family, tmp_pa
 
 
 def test_model_that_reads_no_text_is_refused(make_family, tmp_path):
-    folder = _copied(make_family("electra"), tmp_path / "model")
+    folder = shutil.copytree(make_family("electra"), tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(ModelError, match=r"must load in transformers|must hold"):
         _backbone(folder)

@@ -19,6 +19,9 @@ from cairn.pipeline.model.folders.model_defaults import encoder_config
 def test_rows_of_an_endpoint_are_ranked_by_its_vectors(embedding_server, judged):
     chosen = {"model": embedding_server.model}
     base, baseline = encoder_config(chosen), baseline_config(chosen, None)
+    words, _ = choose_systems(base, baseline, ContextConfig(), ["bm25"], is_whole_table=False)
+    assert [result.system.name for result in run_bench(judged, words)] == ["bm25"]
+    assert not embedding_server.requests, "word rows ask for nothing"
     patterns = ["cairn/*", "chunks-128", "titled-overlap-128/*"]
     systems, left_out = choose_systems(base, baseline, ContextConfig(), patterns, is_whole_table=False)
     names = [system.name for system in systems]
@@ -45,14 +48,6 @@ def test_rows_of_tokens_that_are_read_here_stand_beside_the_others(
     assert any(
         not np.array_equal(one.scores, other.scores) for one, other in zip(fused.run, late.run, strict=True)
     )
-
-
-def test_word_rows_of_an_endpoint_ask_for_nothing(embedding_server, judged):
-    chosen = {"model": embedding_server.model}
-    base, baseline = encoder_config(chosen), baseline_config(chosen, None)
-    systems, _ = choose_systems(base, baseline, ContextConfig(), ["bm25"], is_whole_table=False)
-    assert [result.system.name for result in run_bench(judged, systems)] == ["bm25"]
-    assert not embedding_server.requests
 
 
 def test_endpoint_is_refused_where_a_backbone_is_needed(embedding_server):

