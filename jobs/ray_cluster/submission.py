@@ -133,7 +133,7 @@ class JobServer:
             try:
                 with self._answers():
                     self._client.submit_job(submission_id=submission_id, **request)
-            except ClusterError as error:
+            except (ClusterError, ClusterUnreachableError) as error:
                 # Another process submitted the same job, or our request arrived and its answer was lost.
                 if submission_id in self._statuses(submission_id.rpartition("-")[0]):
                     return Submission(submission_id=submission_id)

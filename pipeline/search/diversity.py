@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,6 +25,8 @@ NO_GROUP = -1
 COPY_COSINE = 0.9999
 """From which on two documents have the same text: scores are relative, so that no weight tells of it."""
 
+MOST_COLUMNS: Final = 8
+"""Whose numbers a generation keeps, four bytes a document each: a reader may group by any column."""
 _codes: WeakKeyDictionary[Generation, dict[str, Int32[np.ndarray, " N"]]] = WeakKeyDictionary()
 
 
@@ -33,13 +36,16 @@ def group_codes(generation: Generation, column: str) -> Int32[np.ndarray, " N"]:
     The column is read once a generation, and each time where other processes hold it.
     """
     known = {} if isinstance(generation, Elsewhere) else _codes.setdefault(generation, {})
-    if column not in known:
+    found = known.get(column)
+    if found is None:
         with table_errors("reading the column to group by", generation.layout):
             values = generation.read_column(column)
         chunks = values.dictionary_encode().unify_dictionaries().chunks
         codes = [chunk.indices.fill_null(NO_GROUP).to_numpy() for chunk in chunks]
-        known[column] = np.concatenate([np.empty(0, np.int32), *codes])
-    return known[column]
+        found = known[column] = np.concatenate([np.empty(0, np.int32), *codes])
+        for oldest in list(known)[:-MOST_COLUMNS]:
+            known.pop(oldest, None)  # another search may have taken it away
+    return found
 
 
 def groups_of(

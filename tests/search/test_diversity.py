@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.search import diversity
 from cairn.pipeline.search.diversity import NO_GROUP, chosen_places
 from cairn.pipeline.search.searcher import Searcher
 from hypothesis import given
@@ -80,6 +81,15 @@ def test_grouped_answer_is_the_whole_ranking_without_what_is_too_much(
     assert found == expected[:10]
     options: dict[str, Any] = {"top_k": 10, "group_by": column, "group_size": size}
     assert sorted(ids_of(searcher, query, **options, max_characters=100_000)) == sorted(found)
+
+
+def test_columns_that_are_grouped_by_are_forgotten_beyond_some(
+    searcher: Searcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diversity, "MOST_COLUMNS", 1)
+    read = [diversity.group_codes(searcher.generation, column) for column in ("year", "title", "year")]
+    assert list(diversity._codes[searcher.generation]) == ["year"]  # pyright: ignore[reportPrivateUsage]
+    np.testing.assert_array_equal(read[0], read[2])
 
 
 def test_grouped_answer_is_filled_beyond_the_first_candidates(searcher: Searcher) -> None:

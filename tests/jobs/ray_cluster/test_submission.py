@@ -248,6 +248,24 @@ def test_cluster_that_gets_ready_is_waited_for(
         server.submit(config)
 
 
+def test_submission_that_arrives_and_whose_answer_is_lost_is_followed_and_sent_once(
+    fake_server: Callable[..., JobServer], config: Path
+):
+    class Losing(FakeDashboard):
+        def submit_job(self, submission_id: str, **_: Any) -> None:
+            self.submitted.append(submission_id)
+            raise ConnectionError("reset by peer")
+
+        def list_jobs(self) -> list[Any]:
+            return [SimpleNamespace(submission_id=each, status="PENDING") for each in self.submitted]
+
+    server = fake_server("")
+    server._client = Losing()
+    submission = server.submit(config)
+    assert server._client.submitted == [submission.submission_id]
+    assert not submission.is_new
+
+
 @pytest.mark.parametrize(
     ("answer", "status_code", "sentence"),
     [

@@ -10,10 +10,14 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.lab.train.pair_data import (
     NONE_FOUND,
+    PairVectors,
+    _negatives,
     embed_pairs,
     mine_hard_negatives,
     pairs_fingerprint,
 )
+from cairn.pipeline.lab.train.pairs import TrainingPairs
+from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.types import silent_progress
 
@@ -53,6 +57,23 @@ def test_mine_hard_negatives_equals_the_rule_written_out(num_negatives):
         allowed = [other for other in seen.values() if float(query[pair] @ document[other]) < limit]
         expected = sorted(allowed, key=lambda other: -float(query[pair] @ document[other]))[:num_negatives]
         assert mined[pair].tolist() == expected + [NONE_FOUND] * (num_negatives - len(expected))
+
+
+def test_pair_that_brings_negatives_has_none_mined_and_the_others_have():
+    query, document, texts, sources = world()
+    blank = ("",) * N
+    pairs = TrainingPairs(queries=blank, documents=tuple(texts), titles=blank, sources=tuple(sources))
+    given = np.full((N, 1), NONE_FOUND)
+    given[4] = N  # the first behind the documents
+    vectors = PairVectors(document_NV=np.concatenate([document, document[:1]]), query_NV=query)
+    config = TrainConfig(steps=1, hard_negatives=2)
+    found = _negatives(pairs, np.array([3]), vectors, given, config, silent_progress)
+    mined = mine_hard_negatives(
+        query, document, texts, sources, num_negatives=2, max_share=0.95, left_out=np.array([3])
+    )
+    mined[4] = NONE_FOUND
+    assert (mined[5] != NONE_FOUND).any()
+    np.testing.assert_array_equal(found, np.concatenate([mined, given], axis=1))
 
 
 CPU = torch.device("cpu")
