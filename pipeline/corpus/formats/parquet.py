@@ -11,13 +11,10 @@ allocates what a page header asks for.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,10 +49,6 @@ SKEWED_READ_ROWS = 256
 Its average says nothing about a tail of long documents.
 """
 PROBE_ROWS = 64
-_ARROW_SCHEMA: Final = re.compile(rb"(ARROW:schema\x18[\x80-\xff]*[\0-\x7f])([A-Za-z0-9+/]+=*)")
-"""The schema that Arrow's writers keep in a footer, behind its length."""
-_SIGNED_INTEGER: Final = b"\x08\0\x04\0"
-"""How a signed integer stands in such a schema: as a table of two fields, of which its width is the first."""
 
 
 class ParquetFormat(Format):
@@ -149,30 +142,21 @@ def open_parquet(
     except pa.ArrowNotImplementedError as error:
         if metadata is None:
             with contextlib.suppress(pa.ArrowNotImplementedError):
-                return open_parquet(stream, _without_wide_integers(stream), as_dictionary)
+                return open_parquet(stream, _without_arrow_schema(stream), as_dictionary)
         raise ValueError(f"{damage_of(error)}; without such columns, write it again") from error
 
 
-def _without_wide_integers(stream: pa.NativeFile) -> pq.FileMetaData:
-    """Return a footer whose schema of Arrow has integers of 64 bits in place of 128.
+def _without_arrow_schema(stream: pa.NativeFile) -> pq.FileMetaData:
+    """Return a footer without the schema of Arrow in it, which cannot be read with integers of 128 bits.
 
-    Arrow reads no schema with polars' Int128. The columns are then what Parquet has them as: bytes.
+    Columns are then what Parquet has them as, those integers bytes, and durations numbers.
     """
-
-    def narrowed(found: re.Match[bytes]) -> bytes:
-        schema = bytearray(base64.b64decode(found[2]))
-        for width in re.finditer(rb"\x80\0\0\0", bytes(schema)):
-            table = width.start() - 4
-            fields = table - int.from_bytes(schema[table : table + 4], "little", signed=True)
-            if bytes(schema[fields : fields + 2] + schema[fields + 4 : fields + 6]) == _SIGNED_INTEGER:
-                schema[width.start()] = 64
-        return found[1] + base64.b64encode(schema)
-
     stream.seek(stream.size() - 8)
     length = int.from_bytes(stream.read(4), "little")
     stream.seek(stream.size() - 8 - length)
-    footer = _ARROW_SCHEMA.sub(narrowed, stream.read())
-    return pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
+    return pq.read_metadata(
+        pa.BufferReader(b"PAR1" + stream.read().replace(b"ARROW:schema", b"ARROW:unread"))
+    )
 
 
 def leaves_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> tuple[Leaf, ...]:
