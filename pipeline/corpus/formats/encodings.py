@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
-import numpy as np
-
 HEAD_BYTES: Final = 1 << 16
 """How much of a text is looked at to tell its encoding and dialect."""
 _ASCII: Final = bytes(range(128))
-_SCRIPT_SHARE: Final = 0.8
-"""How much of UTF-16 without a mark is letters of one script and signs of ASCII, at least."""
-_EAST_ASIA: Final = np.array([0x30, *range(0x4E, 0xA0), *range(0xAC, 0xD8), 0xFF])
-"""The high bytes of Kana, Han, Hangul and wide signs."""
+_CONTROLS: Final = re.compile("[\0-\x08\x0e-\x1f]")
+_SAMPLE_BYTES: Final = 4_096
 _MARKS: Final = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -34,6 +31,8 @@ _JAPANESE_SHIFTS: Final = (b"\x1b$B", b"\x1b$@")
 _SAMPLE_LETTERS: Final = 400
 _LEAST_LIKENESS: Final = 0.55
 """How much a text must look like one of a language to be read as such."""
+_LEAST_UNMARKED: Final = 0.6
+"""The same for UTF-16 that nothing marks, with what it has of ASCII."""
 _KEPT: Final = 2 / 3
 """How much of what is not ASCII can be read as UTF-8, at least, where only the rest is damaged."""
 _LETTERS: Final[Mapping[str, Sequence[str]]] = {
@@ -200,21 +199,17 @@ def _is_in(raw: bytes, encoding: str, is_whole: bool | None = None) -> bool:
 def _unmarked_encoding(raw: bytes) -> str | None:
     """Return what a text without a mark is written in that reads as ASCII, too, or as one with NULs.
 
-    Of UTF-16, one byte of each blank is 0, and the same byte of most letters is that of their script, of
-    which those of East Asia have many.
+    What is UTF-16 has no controls in it, and letters of ASCII and of one language or script.
     """
-    pairs = np.frombuffer(raw, np.uint8, len(raw) // 2 * 2).reshape(-1, 2)
-    if b"\0" in raw and not (pairs == 0).all(1).any():
-        counts = np.array([np.bincount(each, minlength=256) for each in pairs.T])
-        are_such, are_signs = np.isin(pairs, _EAST_ASIA), (pairs > 0x1F) & (pairs < 0x7F)
-        of_east_asia = are_such.sum(0)
-        # Pairs of letters of ASCII look like Han, too, but for their other bytes.
-        are_varied = 4 * (are_such & ~are_signs[:, ::-1]).sum(0) >= of_east_asia
-        of_east_asia *= are_varied & (not _is_in(raw, "utf-8"))
-        of_script = np.maximum(counts[:, 1:].max(1), of_east_asia)
-        is_high = counts[:, 0] + of_script >= _SCRIPT_SHARE * len(pairs)
-        if is_high.sum() == 1:
-            return ("utf-16-be", "utf-16-le")[is_high.argmax()]
+    for each in ("utf-16-le", "utf-16-be") if b"\0" in raw else ():
+        text = raw[:_SAMPLE_BYTES].decode(each, "ignore")
+        letters = "".join(_BEYOND_ASCII.findall(text))
+        if len(letters) < len(text) and not _CONTROLS.search(text):
+            languages = (weights for family in (*_LETTERS, *_RANGES) for weights in _weights(family))
+            likely = max(sum(weights.get(letter, -1.0) for letter in letters) for weights in languages)
+            of_script = max(Counter(ord(letter) >> 8 for letter in letters).values(), default=0)
+            if len(text) - len(letters) + max(likely, of_script) >= _LEAST_UNMARKED * len(text):
+                return each
     is_shifted = any(shift in raw for shift in _JAPANESE_SHIFTS) and raw.isascii()
     return "iso2022_jp" if is_shifted and _is_in(raw, "iso2022_jp") else None
 
