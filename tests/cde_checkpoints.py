@@ -43,9 +43,7 @@ def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         folder.mkdir()
         shutil.copy(tiny_model_folder / "tokenizer.json", folder)
         (folder / "config.json").write_text(json.dumps(config))
-        save_file(
-            cde_tensors(version, config, size, num_layers, vocab_size, seed), folder / "model.safetensors"
-        )
+        save_file(cde_tensors(version, size, num_layers, vocab_size, seed), folder / "model.safetensors")
         (folder / BACKBONE_FILES[version]).write_text(
             json.dumps(cde_backbone_config(version, size, num_layers, vocab_size))
         )
@@ -102,7 +100,7 @@ def cde_backbone_config(version: int, size: Size, num_layers: int, vocab_size: i
 
 
 def cde_tensors(
-    version: int, config: dict[str, Any], size: Size, num_layers: int, vocab_size: int, seed: int
+    version: int, size: Size, num_layers: int, vocab_size: int, seed: int
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of both stages in the published names."""
     weights = RandomWeights(100 * version + seed, size.width)
@@ -125,11 +123,11 @@ def cde_tensors(
 class RandomWeights:
     """Random tensors by name, of a model of one width."""
 
-    def __init__(self, seed: int, width: int, scale: float = 0.2, bias_scale: float = 0.1) -> None:
+    def __init__(self, seed: int, width: int) -> None:
         import torch
 
         self._generator = torch.Generator().manual_seed(seed)
-        self._width, self._scale, self._bias_scale = width, scale, bias_scale
+        self._width = width
         self.tensors: dict[str, torch.Tensor] = {}
 
     def _random(self, *shape: int) -> torch.Tensor:
@@ -137,20 +135,15 @@ class RandomWeights:
 
         return torch.randn(*shape, generator=self._generator)
 
-    def vector(self, name: str, width: int) -> None:
-        self.tensors[name] = self._random(width)
-
-    def matrix(
-        self, name: str, rows: int, columns: int, scale: float | None = None, *, bias: bool = False
-    ) -> None:
-        self.tensors[f"{name}.weight"] = self._random(rows, columns) * (scale or self._scale)
+    def matrix(self, name: str, rows: int, columns: int, scale: float = 0.2, *, bias: bool = False) -> None:
+        self.tensors[f"{name}.weight"] = self._random(rows, columns) * scale
         if bias:
-            self.tensors[f"{name}.bias"] = self._random(rows) * self._bias_scale
+            self.tensors[f"{name}.bias"] = self._random(rows) * 0.1
 
-    def norm(self, name: str, *, bias: bool, width: int | None = None) -> None:
-        self.tensors[f"{name}.weight"] = 1 + self._random(width or self._width) * 0.1
+    def norm(self, name: str, *, bias: bool = False) -> None:
+        self.tensors[f"{name}.weight"] = 1 + self._random(self._width) * 0.1
         if bias:
-            self.tensors[f"{name}.bias"] = self._random(width or self._width) * 0.1
+            self.tensors[f"{name}.bias"] = self._random(self._width) * 0.1
 
     def add_nomic_bert(self, prefix: str, num_layers: int, inner: int, vocab_size: int) -> None:
         width = self._width
@@ -166,19 +159,17 @@ class RandomWeights:
             self.norm(f"{layer}.norm1", bias=True)
             self.norm(f"{layer}.norm2", bias=True)
 
-    def add_modernbert(
-        self, prefix: str, num_layers: int, inner: int, vocab_size: int, *, bias: bool = False
-    ) -> None:
+    def add_modernbert(self, prefix: str, num_layers: int, inner: int, vocab_size: int) -> None:
         width = self._width
         self.matrix(f"{prefix}embeddings.tok_embeddings", vocab_size, width, scale=1.0)
-        self.norm(f"{prefix}embeddings.norm", bias=bias)
-        self.norm(f"{prefix}final_norm", bias=bias)
+        self.norm(f"{prefix}embeddings.norm")
+        self.norm(f"{prefix}final_norm")
         for index in range(num_layers):
             layer = f"{prefix}layers.{index}"
             if index:
-                self.norm(f"{layer}.attn_norm", bias=bias)
+                self.norm(f"{layer}.attn_norm")
             self.matrix(f"{layer}.attn.Wqkv", 3 * width, width)
             self.matrix(f"{layer}.attn.Wo", width, width)
-            self.norm(f"{layer}.mlp_norm", bias=bias)
+            self.norm(f"{layer}.mlp_norm")
             self.matrix(f"{layer}.mlp.Wi", 2 * inner, width)
             self.matrix(f"{layer}.mlp.Wo", width, inner)

@@ -211,11 +211,6 @@ def searcher(stones: Stones, encoder: StoneEncoder) -> Searcher:
     return Searcher(stones.layout, encoder)
 
 
-@pytest.fixture(name="publish_given")
-def _publish_given() -> Callable[..., None]:
-    return publish_given
-
-
 @pytest.fixture
 def alike(stones: Stones, layout: CollectionLayout) -> Callable[[Sequence[str]], CollectionLayout]:
     """Return ``alike(ids)``: a collection of documents that differ in their ids alone, in this order."""

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +23,8 @@ from cairn.pipeline.search_options import Granularity, SearchOptions
 from cairn.pipeline.types import Hit, SearchResult
 
 from tests.lexical.terms import terms_of
-from tests.search.conftest import METADATA
+from tests.search.conftest import METADATA, StoneEncoder, Stones, publish_given
 
-if TYPE_CHECKING:
-    from tests.search.conftest import StoneEncoder, Stones
 QUERIES = ["granite slate", "stone17 chalk flint", "é quartz", "zebra unknown"]
 FILTER = {
     "type": "and",
@@ -350,7 +348,6 @@ def test_hidden_statistics_are_those_of_a_collection_of_the_allowed_documents(
     searcher: Searcher,
     encoder: StoneEncoder,
     layout: CollectionLayout,
-    publish_given: Callable[..., None],
     filters: dict[str, Any] | None,
 ) -> None:
     restriction = {"type": "eq", "key": "Odd name", "value": "o1"}

@@ -158,7 +158,6 @@ def run(one_thread, tiny_model_folder, pairs_file, tmp_path):
     def start(
         name: str = "run",
         progress: Any = None,
-        sources: Path = pairs_file,
         judged: tuple[Path, ...] = (),
         **settings: Any,
     ) -> RunReport:

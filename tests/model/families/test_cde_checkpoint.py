@@ -15,7 +15,7 @@ from cairn.pipeline.model.cde import read_cde
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from safetensors.torch import load_file, save_file
 
-from tests.cde_checkpoints import BACKBONE_FILES, RandomWeights, cde_config, cde_tensors
+from tests.cde_checkpoints import BACKBONE_FILES, RandomWeights, cde_tensors
 from tests.model.cde_reference import VERSIONS
 from tests.tiny_models import Size
 
@@ -166,7 +166,7 @@ def test_published_sizes_are_read_without_a_configuration_of_the_backbone(
     monkeypatch.setattr(RandomWeights, "_random", lambda _, *shape: torch.empty(shape, device="meta"))
     inner, num_layers, vocab_size = (3072, 12, 30528) if version == 1 else (1152, 22, 50368)
     size = Size(width=768, inner=inner)
-    tensors = cde_tensors(version, cde_config(version), size, num_layers, vocab_size, 0)
+    tensors = cde_tensors(version, size, num_layers, vocab_size, 0)
     assert sum(tensor.numel() for tensor in tensors.values()) == num_parameters
     backbone = read_cde(
         replace(read_checkpoint(folder), tensors=tensors), dtype=torch.float32, device=torch.device("meta")
