@@ -51,10 +51,10 @@ _INTEGER_DIGITS: Final = 20
 """How many digits an integer of 64 bits has at most."""
 PLAIN_INTEGER: Final = "0|[1-9][0-9]{0,17}|(?:[1-8][0-9]|9[01])[0-9]{17}"
 """How a whole number of 64 bits is written without its sign; of the largest, some stay texts."""
-_DECIMAL: Final = r"^-?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][-+][0-9]{1,3})?$"
+_NUMBER: Final = r"^-?((0|[1-9][0-9]{0,%s})(\.[0-9]*)?|\.[0-9]+)([eE][-+][0-9]{1,3})?$"
 PLAIN: Final[Mapping[str, pa.DataType]] = {
     rf"^-?({PLAIN_INTEGER})$": pa.int64(),
-    _DECIMAL: pa.float64(),
+    _NUMBER % 14: pa.float64(),
     r"^(?i:true|false)$": pa.bool_(),
 }
 """How texts are written that are values of a type. A leading zero makes a text: it would be lost.
@@ -340,6 +340,23 @@ def learned_field(
     )
 
 
+def learned_column(
+    name: str, values: Sequence[object], target: pa.DataType | None = None
+) -> tuple[pa.Field, pa.Array, str | None]:
+    """Return Python values as a column of ``target``, else of the type that holds them, and the first fault.
+
+    A value that is not kept is null, and its type stands in the field.
+    """
+    met = {each for value in values for each in types_of(value)}
+    if target is None:
+        own = reduce(joined, met, pa.null())
+        target = pa.null() if is_unkept(own) else own
+    batch = batch_of([{name: value} for value in values], {name: target}, ())
+    faults = batch.column(FAULT).drop_null()
+    fault = faults[0].as_py().partition(" ")[2] if len(faults) else None
+    return learned_field(name, target, met), batch.column(0), fault
+
+
 def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
     """Return the type of a column that holds values of both, or that of the others where some are objects."""
     if first == second or pa.types.is_null(second) or second == LONG_INTEGER:
@@ -450,10 +467,14 @@ def _cast(column: pa.Array, target: pa.DataType) -> pa.Array:
 
 def _parsed(column: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask | None]:
     """Return texts as values of a type in which they are written plainly."""
-    kind = pa.int64() if pa.types.is_integer(target) else pa.float64() if is_number(target) else target
-    if kind == pa.int64():
+    if pa.types.is_integer(target):  # its bounds, and the precision of decimals, are told by the cast
         column = pc.replace_substring_regex(column, r"^(-?[0-9]+)\.0*$", r"\1")
-    pattern = next((each for each, of in PLAIN.items() if of == kind), None)
+        pattern = "^-?(0|[1-9][0-9]*)$"
+    elif pa.types.is_decimal(target):
+        pattern = _NUMBER % 75
+    else:
+        kind = pa.float64() if is_number(target) else target
+        pattern = next((each for each, of in PLAIN.items() if of == kind), None)
     if pattern is None:  # times
         return _fitted_each(column, target, lambda part: part.cast(pa.string()).cast(target))
     is_plain = pc.match_substring_regex(column, pattern)

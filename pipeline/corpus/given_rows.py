@@ -13,14 +13,13 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
-from functools import reduce
 from typing import Any, Final, cast
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import batch_of, is_unkept, joined, learned_field, types_of
+from cairn.pipeline.corpus.columns import learned_column
 from cairn.pipeline.corpus.formats.format import damage_of, is_utf8
 from cairn.pipeline.corpus.sources import TableSource
 from cairn.pipeline.errors import UsageError
@@ -76,16 +75,13 @@ def _of_polars(frame: Any) -> pa.Table:
     """Make a table of a frame of polars; of integers of 128 bits, which Arrow does not have, as of rows."""
     columns, fields = list[Any](), list[pa.Field]()
     for series in frame:
-        met = set[pa.DataType]()
         if "Int128" in repr(series.dtype):
-            values = series.to_list()
-            met = {each for value in values for each in types_of(value)}
-            own = reduce(joined, met, pa.null())
-            types = {"values": pa.null() if is_unkept(own) else own}
-            columns.append(batch_of([{"values": value} for value in values], types, ()).column(0))
+            field, column, _ = learned_column(series.name, series.to_list())
         else:
-            columns.append(pa.chunked_array(series))
-        fields.append(learned_field(series.name, columns[-1].type, met))
+            column = pa.chunked_array(series)
+            field = pa.field(series.name, column.type)
+        columns.append(column)
+        fields.append(field)
     return pa.table(columns, pa.schema(fields))
 
 

@@ -48,7 +48,6 @@ from cairn.pipeline.errors import SchemaError
 from cairn.pipeline.types import GIVEN_VECTORS, RESERVED_COLUMNS, is_filterable
 
 RENAMED: Final = "metadata_"
-UNFILTERED: Final = "filters cannot name"
 _WORD: Final = re.compile(r"[^\W_]+")
 _REPEATED: Final = {b"cairn.repeated": b"1"}
 _OF_NAMES: Final = {pa.float64(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.string())}
@@ -136,7 +135,7 @@ def agree_on_schema(
     warnings |= dict.fromkeys(_folders_overruled(read, config))
     others = [f"{field.name!r} ({field.type})" for field in fields if not is_filterable(field.type)]
     if others:
-        warnings[f"{UNFILTERED} {', '.join(others)}; the values are kept and shown"] = None
+        warnings[f"filters cannot name {', '.join(others)}; the values are kept and shown"] = None
     return CorpusSchema(
         metadata_fields=tuple(fields),
         columns=tuple(columns),

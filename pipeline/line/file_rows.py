@@ -6,7 +6,7 @@ and rows beside the others, or the whole file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,11 +16,12 @@ from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats import READABLE
 from cairn.pipeline.corpus.quarantine import place_in_file
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
-from cairn.pipeline.corpus.schema import UNFILTERED, ColumnError
+from cairn.pipeline.corpus.schema import ColumnError
 from cairn.pipeline.corpus.sources import format_of
 from cairn.pipeline.corpus.staging import SAME_ID, guess_told
 from cairn.pipeline.errors import SourceError, UsageError
-from cairn.pipeline.line.written_rows import Row, row_of, staged_document
+from cairn.pipeline.line.written_rows import HIDDEN_ID, HIDDEN_IDS
+from cairn.pipeline.types import staged_schema
 
 MAX_ROW_BYTES: Final = 512 << 20
 """Of all documents of a file in memory."""
@@ -32,9 +33,12 @@ class UnreadKindError(SourceError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileRows:
-    """Documents, and what of their file was refused; a file that ``is_document`` gives no id of its own."""
+    """Documents, and what of their file was refused; a file that ``is_document`` gives no id of its own.
 
-    rows: Sequence[Row]
+    ``rows`` are as an ingest stages them.
+    """
+
+    rows: pa.Table
     is_document: bool
     refused: Sequence[str]
     warnings: Sequence[str]
@@ -56,7 +60,7 @@ def rows_of_file(path: Path, corpus: CorpusConfig, fields: Sequence[pa.Field[Any
     except UsageError as error:
         told = error.in_file if isinstance(error, ColumnError) else str(error)
         raise SourceError(_without_folder(told, path)) from error
-    rows: list[Row] = []
+    batches: list[pa.RecordBatch] = []
     refused: list[str] = []
     doc_ids, encodings = set[str](), set[str]()
     num_bytes = 0
@@ -66,17 +70,19 @@ def rows_of_file(path: Path, corpus: CorpusConfig, fields: Sequence[pa.Field[Any
             raise SourceError(f"a file must have at most {MAX_ROW_BYTES >> 20} MiB of rows, got more; cut it")
         rejected = batch.rejected.to_pylist()
         told = [(row["row_index"] or 0, ": ".join([*place_in_file(row), row["detail"]])) for row in rejected]
-        for place in range(batch.rows.num_rows):
-            document = staged_document(batch.rows, place)
-            if document.doc_id in doc_ids:
+        are_kept: list[bool] = []
+        for place, doc_id in enumerate(batch.rows.column("doc_id").to_pylist()):
+            fault = SAME_ID if doc_id in doc_ids else HIDDEN_ID if doc_id in HIDDEN_IDS else None
+            if fault is not None:
                 row_index = int(batch.row_indices()[place])
-                told.append((row_index, f"row {row_index:,}: {SAME_ID}"))
-                continue
-            doc_ids.add(document.doc_id)
-            rows.append(_without_nulls(row_of(document)))
+                told.append((row_index, f"row {row_index:,}: {fault}"))
+            are_kept.append(fault is None)
+            doc_ids.add(doc_id)
+        batches.append(batch.rows.filter(pa.array(are_kept, pa.bool_())))
         refused += [sentence for _, sentence in sorted(told)]
         encodings |= {batch.encoding} if batch.encoding else set()
-    if not rows:
+    rows = pa.Table.from_batches(batches, staged_schema(scan.metadata_fields))
+    if not rows.num_rows:
         told = refused[0] if refused else "it has no rows"
         raise SourceError(f"{path.name} must hold a document, got none: {_without_folder(told, path)}")
     return FileRows(
@@ -84,17 +90,10 @@ def rows_of_file(path: Path, corpus: CorpusConfig, fields: Sequence[pa.Field[Any
         is_document=found.is_document,
         refused=[_without_folder(each, path) for each in refused],
         warnings=[
-            # What is no type of JSON is stored as a text.
-            *(_without_folder(each, path) for each in scan.warnings if not each.startswith(UNFILTERED)),
+            *(_without_folder(each, path) for each in scan.warnings),
             *(guess_told(each, [path.name]) for each in encodings),
         ],
     )
-
-
-def _without_nulls(row: Row) -> Row:
-    """Leave out values that are null: they would be columns."""
-    metadata: Mapping[str, Any] = row["metadata"]
-    return {**row, "metadata": {name: value for name, value in metadata.items() if value is not None}}
 
 
 def _without_folder(sentence: str, path: Path) -> str:

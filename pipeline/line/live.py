@@ -58,14 +58,15 @@ from cairn.pipeline.line.waiting_writes import Outcome, WaitingWrites, Write
 from cairn.pipeline.line.write_log import WriteLog
 from cairn.pipeline.line.written_rows import (
     SOURCE_NAME,
-    Row,
+    Documents,
     Stored,
+    changed_row,
     checked_rows,
+    documents_of,
+    kept_documents,
     last_rows,
-    row_of,
-    staged_document,
 )
-from cairn.pipeline.types import BETWEEN_BATCHES, GIVEN_VECTORS, Document
+from cairn.pipeline.types import BETWEEN_BATCHES, GIVEN_VECTORS
 
 if TYPE_CHECKING:
     from cairn.pipeline.model.engine.backbone import Backbone
@@ -178,7 +179,8 @@ class LiveWriter:
             rows = None
             try:
                 if "documents" in record:
-                    rows, scan = self._checked(record["documents"], record["source_file"])
+                    documents = documents_of(record["documents"])
+                    rows, scan = self._checked(documents, record["source_file"])
                     self._fields = scan.metadata_fields
             except UsageError as error:  # an ingest has given a column another type since
                 name, fault = self.layout.name, str(error)
@@ -219,7 +221,7 @@ class LiveWriter:
 
     def write(
         self,
-        documents: Sequence[Row],
+        documents: Documents,
         stored: Stored,
         *,
         if_match: Sequence[str] | None = None,
@@ -229,7 +231,7 @@ class LiveWriter:
         """Add documents, or replace those of the same ids; ``source_file`` is where they came from.
 
         ``if_match`` has the hashes of which one must be the document's, or ``*`` for any; none if it must be
-        new.
+        new. A table comes without a ``key``.
         """
         asked = ["write", documents]
         return self._accept(
@@ -240,8 +242,7 @@ class LiveWriter:
         """Read a file as an ingest of the collection would; nothing is written."""
         own = self._config().remembered_corpus
         assert own is not None, "a publication has the columns of HTTP, and remembers the collection's"
-        fields = {field.name: field for field in (*self._fields, *stored.fields())}
-        return rows_of_file(path, own, [*fields.values()])
+        return rows_of_file(path, own, self._known_fields(stored))
 
     def patch(
         self,
@@ -258,11 +259,14 @@ class LiveWriter:
             before = self._read(doc_id, stored)
             if before is None and key not in self._keys.answers:
                 return None
-            changed = [] if before is None else [row_of(before, metadata)]
-            source_file = SOURCE_NAME if before is None else self._source_file(doc_id, stored)
-            return self._accept(
-                asked, key, lambda: self._written(changed, stored, if_match, source_file=source_file)
-            )
+
+            def change() -> _Content:
+                assert before is not None, "its key is not known"
+                changed = changed_row(before, metadata, self._known_fields(stored))
+                source_file: str = before["source_file"][0].as_py()
+                return self._written(changed, stored, if_match, source_file=source_file)
+
+            return self._accept(asked, key, change)
 
     def delete(
         self,
@@ -370,19 +374,19 @@ class LiveWriter:
     # What follows up to `_work` runs while the order of writes is held, or before the thread is started.
 
     def _written(
-        self, documents: Sequence[Row], stored: Stored, if_match: Sequence[str] | None, *, source_file: str
+        self, documents: Documents, stored: Stored, if_match: Sequence[str] | None, *, source_file: str
     ) -> _Content:
-        rows, scan = self._checked(documents, source_file, stored.fields())
+        rows, scan = self._checked(documents, source_file, stored)
         doc_ids, hashes = rows.column("doc_id").to_pylist(), rows.column("content_sha256").to_pylist()
         if if_match is not None:
             self._require_match(doc_ids[0], if_match, stored)
         written = [{"doc_id": each, "content_sha256": sha} for each, sha in zip(doc_ids, hashes, strict=True)]
         answer = {"documents": written, "warnings": list(scan.warnings)}
-        kept = {"documents": list(documents), "source_file": source_file}
+        kept = {"documents": kept_documents(documents), "source_file": source_file}
         return _Content(kept=kept, answer=answer, rows=rows, fields=scan.metadata_fields)
 
     def _checked(
-        self, documents: Sequence[Row], source_file: str, published: Sequence[pa.Field[Any]] = ()
+        self, documents: Documents, source_file: str, stored: Stored | None = None
     ) -> tuple[pa.RecordBatch, Scan]:
         """Return documents as rows, with their scan."""
         if self._config().encoder.given_dims is not None:
@@ -391,8 +395,12 @@ class LiveWriter:
                 "none; ingest them with --vector-column"
             )
             raise DocumentsRefusedError(told, [(0, told)])
-        fields = {field.name: field for field in (*self._fields, *published)}
-        return checked_rows(documents, self._config().corpus, [*fields.values()], source_file)
+        fields = self._fields if stored is None else self._known_fields(stored)
+        return checked_rows(documents, self._config().corpus, fields, source_file)
+
+    def _known_fields(self, stored: Stored) -> Sequence[pa.Field[Any]]:
+        """Return the metadata columns that there will be, as they are published where they are."""
+        return [*{field.name: field for field in (*self._fields, *stored.fields())}.values()]
 
     def _deleted(
         self, doc_ids: Sequence[str], stored: Stored, if_match: Sequence[str] | None = None
@@ -438,24 +446,18 @@ class LiveWriter:
             return found.st_ino, found.st_mtime_ns
         return None
 
-    def _read(self, doc_id: str, stored: Stored) -> Document | None:
-        """Return a document as the last acknowledged write left it."""
+    def _read(self, doc_id: str, stored: Stored) -> pa.Table | None:
+        """Return the row of a document as the last acknowledged write left it."""
         if doc_id not in self._writes.newest:
             return stored.read(doc_id)
         write, row = self._writes.newest[doc_id]
-        return None if row is None or write.rows is None else staged_document(write.rows, row)
-
-    def _source_file(self, doc_id: str, stored: Stored) -> str:
-        """Return the source file of such a document."""
-        write, row = self._writes.newest.get(doc_id, (None, None))
-        if write is None or write.rows is None or row is None:
-            return stored.source_file(doc_id)
-        return write.rows.column("source_file")[row].as_py()
+        return None if row is None or write.rows is None else pa.table(write.rows.slice(row, 1))
 
     def _require_match(self, doc_id: str, wanted: Sequence[str], stored: Stored) -> None:
         """Refuse a document whose content is none of these, ``*`` is any; without one it must be new."""
         found = self._read(doc_id, stored)
-        holds = not wanted if found is None else bool({"*", found.content_sha256}.intersection(wanted))
+        has = () if found is None else ("*", found["content_sha256"][0].as_py())
+        holds = not wanted if found is None else not {*has}.isdisjoint(wanted)
         if not holds:
             raise ChangedDocumentError(
                 "a document must be as If-Match or If-None-Match says, got another content; read it again"

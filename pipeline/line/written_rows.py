@@ -1,27 +1,31 @@
 """Documents that are written one by one, as rows: checked as an ingest checks them, and joined for one.
 
-A document comes as JSON has it. Its row has the types of the collection's columns, and its hash.
+A document comes as JSON has it, or in a table of a file that was sent, whose values have types of their own.
+Its row has the types of the collection's columns, and its hash.
 """
 
 from __future__ import annotations
 
-import datetime as dt
+import base64
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
-from types import MappingProxyType
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.columns import learned_column
 from cairn.pipeline.corpus.scan import Scan, read_checked, scan_sources
 from cairn.pipeline.corpus.schema import too_many_columns
 from cairn.pipeline.corpus.sources import TableSource
 from cairn.pipeline.errors import DocumentsRefusedError
-from cairn.pipeline.types import GIVEN_VECTORS, RESERVED_COLUMNS, Document
+from cairn.pipeline.types import GIVEN_VECTORS, RESERVED_COLUMNS
 
 SOURCE_NAME: Final = "http"
 """What documents that came by themselves have as their source file; those of a file have its name."""
-_OURS: Final = ("content_sha256", "source_file", GIVEN_VECTORS)
+OURS: Final = ("content_sha256", "source_file", GIVEN_VECTORS)
+"""Columns of staged rows that documents do not bring."""
+HIDDEN_IDS: Final = (".", "..")
+HIDDEN_ID: Final = "the id must not be . or .., which clients take out of an address"
+_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 _EMPTY: Final = pa.schema(
     [
         ("doc_id", pa.string()),
@@ -33,21 +37,19 @@ _EMPTY: Final = pa.schema(
 
 Row = Mapping[str, Any]
 """A document: ``doc_id``, ``title``, ``text`` and ``metadata``."""
+Documents = Sequence[Row] | pa.Table
+"""A table has ``doc_id``, ``title``, ``text``, ``query`` and a column for each name of metadata."""
 
 
 class Stored(Protocol):
     """What a writer reads of the published documents."""
 
-    def read(self, doc_id: str) -> Document | None:
-        """Return a document."""
+    def read(self, doc_id: str) -> pa.Table | None:
+        """Return a document as a table of one row, as it is staged."""
         ...
 
     def present(self, doc_ids: Sequence[str]) -> set[str]:
         """Return those of the ids that there are."""
-        ...
-
-    def source_file(self, doc_id: str) -> str:
-        """Return the source file of a document that there is."""
         ...
 
     def fields(self) -> Sequence[pa.Field[Any]]:
@@ -59,23 +61,48 @@ class Stored(Protocol):
         ...
 
 
-def staged_document(rows: pa.RecordBatch, place: int) -> Document:
-    """Return the document of a staged row; neither its tokens nor its generation are known yet."""
-    (row,) = rows.slice(place, 1).to_pylist()
-    own = {name: row[name] for name in ("doc_id", "title", "text", "content_sha256")}
-    metadata = {name: value for name, value in row.items() if name not in RESERVED_COLUMNS}
-    return Document(**own, num_tokens=0, metadata=metadata, generation=0)
+def with_values(rows: pa.Table, values: Mapping[str, Any], fields: Iterable[pa.Field[Any]]) -> pa.Table:
+    """Return staged rows as documents that all have these values of JSON, beside the columns that there are.
+
+    Columns that are null throughout are left out. Raises :class:`DocumentsRefusedError` where a value does
+    not fit its column.
+    """
+    types = {field.name: field.type for field in fields}
+    columns = {
+        name: (pa.field(name, rows[name].type), rows[name]) for name in rows.schema.names if name not in OURS
+    }
+    for name, value in values.items():
+        field, column, fault = learned_column(name, [value], types.get(name))
+        if fault is not None:
+            raise _refused([(0, fault)])
+        columns[name] = field, pa.chunked_array([pa.repeat(column[0], len(rows))])
+    kept = [each for each in columns.values() if each[0].metadata or each[1].null_count < len(rows)]
+    return pa.table([column for _, column in kept], pa.schema([field for field, _ in kept]))
 
 
-def row_of(document: Document, changes: Mapping[str, Any] = MappingProxyType({})) -> Row:
-    """Return a document with other metadata, as JSON has it."""
-    metadata = {**_plain(document.metadata), **changes}
-    own = {"doc_id": document.doc_id, "title": document.title, "text": document.text}
-    return {**own, "metadata": metadata}
+def changed_row(row: pa.Table, changes: Mapping[str, Any], fields: Sequence[pa.Field[Any]]) -> pa.Table:
+    """Return a document with other metadata, None takes a value away; see :func:`with_values`."""
+    _require_columns([{"doc_id": "", "metadata": changes}], fields)
+    return with_values(row, changes, fields)
+
+
+def kept_documents(documents: Documents) -> Sequence[Row] | str:
+    """Return documents as JSON keeps them: a table as a stream of Arrow in base64."""
+    if isinstance(documents, Sequence):
+        return documents
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, documents.schema, options=_COMPRESSED) as writer:
+        writer.write_table(documents)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def documents_of(kept: Sequence[Row] | str) -> Documents:
+    """Return the documents that :func:`kept_documents` kept."""
+    return pa.ipc.open_stream(base64.b64decode(kept)).read_all() if isinstance(kept, str) else kept
 
 
 def checked_rows(
-    documents: Sequence[Row],
+    documents: Documents,
     corpus: CorpusConfig,
     fields: Sequence[pa.Field[Any]],
     source_file: str = SOURCE_NAME,
@@ -84,6 +111,27 @@ def checked_rows(
 
     Raises :class:`DocumentsRefusedError` for those that it would put into quarantine.
     """
+    if isinstance(documents, pa.Table):
+        table = documents
+    else:
+        _require_columns(documents, fields)
+        own = ("doc_id", "title", "text")
+        table = [{name: each[name] for name in own} | dict(each["metadata"]) for each in documents]
+    scan = scan_sources([TableSource(table=table, name=source_file)], corpus, None, fields)
+    faults: list[tuple[int, str]] = []
+    batches = list(read_checked(scan, corpus))
+    for batch in batches:
+        places, details = batch.rejected.column("row_index"), batch.rejected.column("detail")
+        faults += zip(places.to_pylist(), details.to_pylist(), strict=True)
+        doc_ids = zip(batch.row_indices().tolist(), batch.rows.column("doc_id").to_pylist(), strict=True)
+        faults += [(place, HIDDEN_ID) for place, doc_id in doc_ids if doc_id in HIDDEN_IDS]
+    if faults:
+        raise _refused(faults)
+    return pa.Table.from_batches([batch.rows for batch in batches]).combine_chunks().to_batches()[0], scan
+
+
+def _require_columns(documents: Sequence[Row], fields: Sequence[pa.Field[Any]]) -> None:
+    """Refuse documents with an id twice, or with metadata that can be no columns."""
     faults: list[tuple[int, str]] = []
     seen: set[str] = set()
     names = {field.name for field in fields}
@@ -92,8 +140,6 @@ def checked_rows(
         reserved = sorted(RESERVED_COLUMNS & document["metadata"].keys())
         if reserved:
             faults.append((place, f"metadata must not have Cairn's own name {reserved[0]}"))
-        if document["doc_id"] in (".", ".."):
-            faults.append((place, "the id must not be . or .., which clients take out of an address"))
         if document["doc_id"] in seen:
             faults.append((place, "the id comes twice in this request"))
         seen.add(document["doc_id"])
@@ -103,18 +149,6 @@ def checked_rows(
             break
     if faults:
         raise _refused(faults)
-    flat = [
-        {name: document[name] for name in ("doc_id", "title", "text")} | dict(document["metadata"])
-        for document in documents
-    ]
-    scan = scan_sources([TableSource(table=flat, name=source_file)], corpus, None, fields)
-    batches = list(read_checked(scan, corpus))
-    for batch in batches:
-        places, details = batch.rejected.column("row_index"), batch.rejected.column("detail")
-        faults += zip(places.to_pylist(), details.to_pylist(), strict=True)
-    if faults:
-        raise _refused(faults)
-    return pa.Table.from_batches([batch.rows for batch in batches]).combine_chunks().to_batches()[0], scan
 
 
 def last_rows(
@@ -136,7 +170,7 @@ def last_rows(
             kept.setdefault(rows.column("source_file")[0].as_py(), []).append(pa.Table.from_batches([rows]))
     tables = {name: pa.concat_tables(found, promote_options="default") for name, found in kept.items()}
     sources = [
-        TableSource(table=table.drop_columns([*_OURS]).combine_chunks(), name=name)
+        TableSource(table=table.drop_columns([*OURS]).combine_chunks(), name=name)
         for name, table in tables.items()
     ]
     gone = [doc_id for doc_id, rows in newest.items() if rows is None]
@@ -146,14 +180,3 @@ def last_rows(
 def _refused(faults: Sequence[tuple[int, str]]) -> DocumentsRefusedError:
     sentence = f"documents must be storable, got {len(faults)} that are not: {faults[0][1]}"
     return DocumentsRefusedError(sentence, faults)
-
-
-def _plain(value: Any) -> Any:
-    """Return a stored value as JSON has it, to be read back into the type of its column."""
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in cast("Mapping[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in cast("list[Any]", value)]
-    if isinstance(value, dt.date | dt.time):
-        return value.isoformat()
-    return f"{value:f}" if isinstance(value, Decimal) else value

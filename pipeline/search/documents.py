@@ -40,6 +40,16 @@ def read_document(
     return read_documents(served.generation, positions)[0] if len(positions) else None
 
 
+def read_row(served: Served, doc_id: str) -> pa.Table | None:
+    """Return the row of a document, with the types of its columns, its hash and its source file."""
+    generation, positions = served.generation, _positions_of(served, doc_id, None)
+    if not len(positions):
+        return None
+    own = [name for name in document_columns(generation) if name != "num_tokens"]
+    with table_errors("reading documents", generation.layout):
+        return generation.fetch_documents(positions, [*own, "content_sha256", "source_file"])
+
+
 def _positions_of(
     served: Served, doc_id: str, restriction: Mapping[str, Any] | None
 ) -> Int64[np.ndarray, " A"]:

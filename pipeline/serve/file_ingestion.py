@@ -22,6 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as arrow_compute
+from cairn.pipeline.corpus.columns import pieces
 from cairn.pipeline.errors import (
     CairnError,
     DocumentsRefusedError,
@@ -35,12 +39,13 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line.file_rows import FileRows, UnreadKindError
 from cairn.pipeline.line.live import LiveWriter, Receipt
 from cairn.pipeline.line.waiting_writes import PUBLICATION_BYTES
-from cairn.pipeline.line.written_rows import Row
+from cairn.pipeline.line.written_rows import with_values
 from cairn.pipeline.serve.problems import ProblemError
 from cairn.pipeline.serve.uploads import Attachment, ErrorCode, Uploads
 from cairn.pipeline.serve.writers import Writers
 
 log = logging.getLogger(__name__)
+pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 
 READERS: Final = 2
 """Files that are read at a time."""
@@ -55,7 +60,7 @@ PAUSE_SECONDS: Final = 15.0
 CLEAR_SECONDS: Final = 600.0
 """Between two removals of what has expired."""
 WRITE_DOCUMENTS: Final = 1_000
-WRITE_CHARACTERS: Final = 4 << 20
+WRITE_BYTES: Final = 4 << 20
 MAX_TOLD: Final = 5
 _MAY_PASS: Final = (TryAgainError, StorageError, ProblemError, TimeoutError)
 _LASTING: Final = "the server could not store it for ten minutes; put it into the collection again later"
@@ -196,8 +201,8 @@ class FileIngestion:
             self._pool, lambda: writer.read_file(self._uploads.path(file), stored)
         )
         rows = _own_rows(read, attachment)
-        doc_ids = [row["doc_id"] for row in rows]
-        num_bytes = sum(len(row["text"].encode()) for row in rows)
+        doc_ids = rows["doc_id"].to_pylist()
+        num_bytes = int(pc.sum(pc.binary_length(rows["text"])).as_py())
         noted = list(dict.fromkeys([*attachment.doc_ids, *doc_ids]))
 
         def note() -> None:
@@ -261,10 +266,10 @@ class FileIngestion:
         await asyncio.to_thread(lambda: settle(doc_ids=file.doc_ids, warnings=_warnings(file.read)))
 
 
-def _own_rows(read: FileRows, attachment: Attachment) -> list[Row]:
+def _own_rows(read: FileRows, attachment: Attachment) -> pa.Table:
     """Return the documents of a file with what its attachment says of them."""
     own = {"doc_id": attachment.doc_id} if read.is_document else {}
-    return [{**row, **own, "metadata": {**row["metadata"], **attachment.attributes}} for row in read.rows]
+    return with_values(read.rows, {**attachment.attributes, **own}, read.rows.schema)
 
 
 def _warnings(read: FileRows) -> list[str]:
@@ -273,13 +278,9 @@ def _warnings(read: FileRows) -> list[str]:
     return [*read.warnings, *read.refused[:MAX_TOLD], *others]
 
 
-def _batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+def _batches(rows: pa.Table) -> Iterator[pa.Table]:
     """Cut rows into what one write may hold."""
-    start = characters = 0
-    for end, row in enumerate(rows):
-        size = len(row["text"])
-        if end > start and (end - start == WRITE_DOCUMENTS or characters + size > WRITE_CHARACTERS):
-            yield rows[start:end]
-            start, characters = end, 0
-        characters += size
-    yield rows[start:]
+    sizes = np.asarray(pc.binary_length(rows["text"])).astype(np.int64)
+    for start, stop in pieces(sizes, WRITE_BYTES):
+        for first in range(start, stop, WRITE_DOCUMENTS):
+            yield rows.slice(first, min(WRITE_DOCUMENTS, stop - first))

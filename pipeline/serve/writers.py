@@ -30,14 +30,13 @@ from cairn.pipeline.index.layout import CollectionLayout, list_states
 from cairn.pipeline.index.maintenance import drop_collection
 from cairn.pipeline.line.kept_keys import KEPT_KEYS
 from cairn.pipeline.line.live import REST_SHARE, LiveWriter
-from cairn.pipeline.line.written_rows import SOURCE_NAME
-from cairn.pipeline.search.documents import ids_of_matches, read_document, read_lineage
+from cairn.pipeline.search.documents import ids_of_matches, read_row
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.serve.collections import Collections, ServedCollection
 from cairn.pipeline.serve.problems import Kind, ProblemError, search_problem
 from cairn.pipeline.serve.schemas import MAX_TOLD
 from cairn.pipeline.serve.settings import ServeSettings
-from cairn.pipeline.types import RESERVED_COLUMNS, Document
+from cairn.pipeline.types import RESERVED_COLUMNS
 
 if TYPE_CHECKING:
     from cairn.pipeline.model.engine.backbone import Backbone
@@ -80,9 +79,9 @@ class ServedDocuments:
         """Return what is read of the generation that answers, None before there is one."""
         return None if self._searcher is None else self._searcher.reading(read, *args)
 
-    def read(self, doc_id: str) -> Document | None:
+    def read(self, doc_id: str) -> pa.Table | None:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
-        return self._reading(read_document, doc_id)
+        return self._reading(read_row, doc_id)
 
     def present(self, doc_ids: Sequence[str]) -> set[str]:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
@@ -90,11 +89,6 @@ class ServedDocuments:
             return set()
         position_of = self._searcher.generation.position_of
         return {doc_id for doc_id in doc_ids if position_of(doc_id) is not None}
-
-    def source_file(self, doc_id: str) -> str:
-        """See :class:`cairn.pipeline.line.written_rows.Stored`."""
-        lineage = self._reading(read_lineage, doc_id)
-        return SOURCE_NAME if lineage is None else lineage.source_file
 
     def fields(self) -> Sequence[pa.Field[Any]]:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.index.layout import CollectionLayout
@@ -74,7 +75,8 @@ def write_on(pipe: Connection, root: Path, model: Path, seed: int) -> None:
             writer.delete([doc_id], stored(root))
         else:
             document = {"doc_id": doc_id, "title": None, "text": text, "metadata": {"step": step}}
-            writer.write([document], stored(root))
+            of_a_file = pa.table({"doc_id": [doc_id], "text": [text], "step": [step]})
+            writer.write(of_a_file if rng.random() < 0.5 else [document], stored(root))
         pipe.send((True, doc_id, text))
 
 

@@ -380,10 +380,11 @@ def held_up(monkeypatch):
     waits, goes_on = threading.Event(), threading.Event()
 
     def held(writer, rows, *given, **options):
-        if len(written) == 1 and not goes_on.is_set() and rows[0]["text"] != "newest":
+        text = rows["text"][0].as_py()
+        if len(written) == 1 and not goes_on.is_set() and text != "newest":
             waits.set()
             raise WritesWaitingError("writes wait")
-        written.append(rows[0]["text"])
+        written.append(text)
         return write(writer, rows, *given, **options)
 
     monkeypatch.setattr(LiveWriter, "write", held)
