@@ -5,7 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from cairn.pipeline.cluster import assignment
-from cairn.pipeline.cluster.assignment import ClusterAssigner, assign, nearest_centroids
+from cairn.pipeline.cluster.assignment import (
+    ClusterAssigner,
+    assign,
+    first_order_points,
+    nearest_centroids,
+)
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.errors import FingerprintMismatchError
 
@@ -45,6 +50,8 @@ def test_assign_equals_naive_nearest_centroid_whatever_the_blocks(
         point = np.concatenate(pair) / np.linalg.norm(np.concatenate(pair))
         naive.append(int(np.argmin([np.linalg.norm(point - centroid) for centroid in clusters.centroids_KP])))
     np.testing.assert_array_equal(assign(clusters, phi, psi), naive)
+    points = first_order_points(phi, psi)
+    np.testing.assert_array_equal(nearest_centroids(points, clusters.centroids_KP), naive)
 
 
 def test_nearest_centroids_within_rounding_takes_the_lowest_id() -> None:

@@ -14,7 +14,9 @@ def first_of(*live: int, deleted: int = 0) -> int | None:
 
 def test_seven_segments_of_a_size_stand_and_the_eighth_merges_them() -> None:
     assert first_of(*[10] * 7) is None
-    assert first_of(*[10] * 8) == 0
+    assert first_of(*[10] * 8) == first_of(*[10] * 4, 1, *[10] * 3) == 0, (
+        "a smaller one before counts as they do"
+    )
     assert first_of(10_000, *[10] * 8) == 1
 
 

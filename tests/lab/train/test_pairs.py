@@ -258,7 +258,7 @@ def test_judged_texts_are_known_however_written_whole_or_for_the_most_part(tmp_p
     assert judged.has_document(" ".join(paragraph).upper())
     assert judged.has_document(" ".join([*paragraph, *article(20, 1)]))
     assert judged.has_document("The old path.")
-    quoting = " ".join([*article(80, 3), *words[:30], *article(80, 4)])
+    quoting = " ".join([*article(80, 3), *words[:60], *article(80, 4)])
     for other in (" ".join(article(60, 2)), quoting, "the old"):
         assert not judged.has_document(other)
 
