@@ -37,7 +37,7 @@ _KEPT: Final = 2 / 3
 """How much of what is not ASCII can be read as UTF-8, at least, where only the rest is damaged."""
 _LETTERS: Final[Mapping[str, Sequence[str]]] = {
     "western": (
-        "éèàçêôîùâëï|ûœüæÿ", "äöüß", "ñáíóúéüç", "ãáéíóúâêôçàü|õ", "èéàòùìî", "åäöøæéüèà", "ëïéèöüáó",
+        "éèàçêôîùâëïœ|ûüæÿ", "äöüß", "ñáíóúéüç", "ãáéíóúâêôçàü|õ", "èéàòùìî", "åäöøæéüèà", "ëïéèöüáó",
         "áéíóúæö|þðý", "àçèéíïòóúü", "õäöüšž",
     ),
     "central": ("łąężśćńóź", "áéíýěščřžůúťďňó", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "ăâîşţ", "čćšžđ"),
@@ -66,8 +66,10 @@ _FAMILIES: Final[Mapping[str, Sequence[str]]] = {
 """What may be written in each encoding; of equally likely ones the first is taken."""
 _LONG_RUN: Final = 4
 """More letters beyond ASCII than words of Latin letters have one after the other."""
+_OF_CAPITALS: Final = 0.8
+"""How much letters count of a text in capitals, as which small letters of another encoding may be read."""
 _LATIN: Final = ("western", "central", "turkish", "baltic", "vietnamese")
-_SIGNS: Final = "€–—“”„‘’‚«»°§…©®·•™²³±×¿¡½¼ºª№"
+_SIGNS: Final = "€£¥µ÷–—“”„‘’‚«»°§…©®·•™²³±×¿¡½¼ºª№"
 _WITHIN_WORDS: Final = "’·–—"
 _NOT_THAI: Final = re.compile("(?<![ก-ฮั-ู])[ัิ-ฺ็-๎]|[เ-ไ](?![ก-ฮ])")
 """Vowels and tones without the consonant that they belong to."""
@@ -143,8 +145,13 @@ def _likeness(raw: bytes, encoding: str) -> float:
         is_odd = _is_odd_latin if family in _LATIN else _is_odd_in_ascii
         letters = "".join(run[0] for run in runs if family in _RANGES or not is_odd(run))
         lost = num_letters - len(letters)
+        is_upper = family not in _LATIN and letters.isupper()
+        share = _OF_CAPITALS if is_upper else 1.0
+        letters = letters.lower() if is_upper else letters
         lost += 2 * len(_NOT_THAI.findall(text[: runs[-1].end()])) if family == "thai" and runs else 0
-        found += [sum(weights.get(each, -1.0) for each in letters) - lost for weights in _weights(family)]
+        found += [
+            share * sum(weights.get(each, -1.0) for each in letters) - lost for weights in _weights(family)
+        ]
     return max(found) / max(1, num_letters)
 
 
@@ -162,7 +169,8 @@ def _weights(family: str) -> Sequence[Mapping[str, float]]:
     found = list[Mapping[str, float]]()
     for letters in _LETTERS[family]:
         frequent, _, others = letters.partition("|")
-        capitals = {each.upper(): 0.5 for each in frequent + others if len(each.upper()) == 1}
+        weight = 1.0 if family in _LATIN else 0.5  # KOI8 has capitals where others have small letters
+        capitals = {each.upper(): weight for each in frequent + others if len(each.upper()) == 1}
         signs = dict.fromkeys(_SIGNS, 1.0) | {"\xa0": 0.5}
         found.append(signs | capitals | dict.fromkeys(others, 0.6) | dict.fromkeys(frequent, 1.0))
     return found
@@ -173,13 +181,14 @@ def _is_odd_latin(run: re.Match[str]) -> bool:
     letters, (before, behind) = run[0], _beside(run)
     is_sign = len(letters) == 1 and letters in _SIGNS and letters not in _WITHIN_WORDS
     is_within = before.isalpha() and behind.isalpha()
-    is_mixed = letters[-1].islower() and behind.isupper()
+    is_mixed = (letters[-1].islower() and behind.isupper()) or (before.islower() and letters[0].isupper())
     return len(letters) > _LONG_RUN or (is_sign and is_within) or is_mixed
 
 
 def _is_odd_in_ascii(run: re.Match[str]) -> bool:
-    """Whether letters of another script touch letters of ASCII."""
-    return any(map(str.isalpha, _beside(run))) and any(each not in _SIGNS for each in run[0])
+    """Whether letters of another script touch letters of ASCII, or one stands alone."""
+    is_touched = len(run[0]) == 1 or any(map(str.isalpha, _beside(run)))
+    return is_touched and any(each not in _SIGNS for each in run[0])
 
 
 def _beside(run: re.Match[str]) -> tuple[str, str]:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats.csv import CsvFormat
+from cairn.pipeline.corpus.formats.encodings import encoding_of
 from cairn.pipeline.corpus.formats.format import SourceFile, once
 from cairn.pipeline.corpus.formats.html import converted
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
@@ -306,6 +307,25 @@ def test_a_text_that_is_no_utf8_is_read_as_what_it_looks_like_and_told_of(
     assert {row["text"].replace(",", "").rstrip() for row in rows} == {text.replace(",", "").rstrip()}
     assert len(rows) == 5
     assert {batch.encoding for batch in batches} == {None, encoding.replace("shift_jis", "cp932")}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "It costs £100 and that’s all"),  # noqa: RUF001
+        ("cp1252", "Ø 20 mm, 5 µm × 3"),  # noqa: RUF001
+        ("cp1252", "cœur"),
+        ("cp1250", "Łódź"),
+        ("cp850", "Señor Núñez"),
+        ("cp1251", "МОСКВА"),  # noqa: RUF001
+        ("koi8_r", "Привет"),
+        ("gb18030", "北京市"),
+        ("cp949", "서울"),
+    ],
+)
+def test_the_encoding_of_a_few_words_is_told_by_their_letters(encoding: str, text: str) -> None:
+    raw = text.encode(encoding)
+    assert raw.decode(encoding_of(raw)[0]) == text
 
 
 @pytest.mark.parametrize(
