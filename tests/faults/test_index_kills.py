@@ -1,12 +1,8 @@
-"""Fault matrix 1 and 2: a writer killed anywhere, whether it adds a segment, merges or makes all again."""
+"""Fault matrix 1: a writer killed anywhere, whether it adds a segment, merges or makes all again."""
 
 from __future__ import annotations
 
-import random
-import shutil
 import signal
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,14 +14,12 @@ from cairn.pipeline.index.verify import verify_collection
 
 from tests.index import stones
 from tests.index.stones import served
-from tests.nightly import readings
 from tests.nightly.forks import forked
 
 pytestmark = pytest.mark.slow
 
 OLD = stones.document_ids(20)
 NEW = sorted([*OLD, *stones.document_ids(10, "n")])
-KILLS, KILLS_A_MERGE = 30, 10
 KINDS = ("whole", "added", "merged")
 FIRST_POINTS = tuple(point for point in COMMIT_POINTS if not point.endswith("-deleted"))
 """A first publication replaces nothing."""
@@ -67,37 +61,3 @@ def test_first_writer_killed_at_a_commit_point_is_completed_by_a_rerun(tmp_path:
     stones.publish_change(layout, "n")
     assert served(layout) == sorted([*stones.document_ids(10, "n"), "d0"])
     assert verify_collection(layout) == []
-
-
-def search_until(stop: threading.Event, root: Path, answers: list[readings.State | str]) -> None:
-    while not stop.is_set():
-        readings.by_word(root, OLD[3], {"type": "gte", "key": "year", "value": 2000})
-        answers.append(readings.nearest(root, OLD[3], 0))
-        answers.append(readings.all_documents(root))
-
-
-def test_writers_killed_at_random_times_under_searches_tear_nothing(template: Path, tmp_path: Path) -> None:
-    rng, kills, runs, answers = random.Random(0), 0, 0, list[readings.State | str]()
-    changed = {doc_id: int(doc_id not in OLD[1:]) for doc_id in NEW}
-    seconds = 0.0
-    while kills < KILLS:
-        runs += 1
-        layout = CollectionLayout(tmp_path / str(runs), "stones")
-        shutil.copytree(template, layout.root)
-        stop = threading.Event()
-        searches = threading.Thread(target=search_until, args=(stop, layout.root, answers))
-        searches.start()
-        for _ in range(KILLS_A_MERGE if seconds else 0):
-            kills += forked(change, layout.root, "merged", kill=rng.uniform(0.01, seconds)).was_killed
-            assert served(layout) in (sorted(OLD), NEW)
-        begun = time.monotonic()
-        forked(change, layout.root, "merged").value_of("a merge")
-        seconds = time.monotonic() - begun
-        stop.set()
-        searches.join()
-        assert len(open_generation(layout).segments) == 1, "merged"
-        assert verify_collection(layout) == []
-        assert readings.all_documents(layout.root) == changed
-        assert list(layout.generations_folder.glob(".*")) == []
-    assert answers
-    assert [each for each in answers if each not in (dict.fromkeys(OLD, 0), changed, OLD[3])] == []

@@ -21,6 +21,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 
+from tests.served_stones import wait_until
 from tests.small_ingests import settings, text_of, write_rows
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,9 @@ scheduler = Scheduler(file=ScheduleFile(Path(sys.argv[1])), command=command, log
 signal.signal(signal.SIGTERM, lambda *_: setattr(scheduler, "is_stopping", True))
 scheduler.run()
 """
+
+
+POINTS = ("context-written", "shard-written", "chunks-added")
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +116,7 @@ def start(file: ScheduleFile, *disturbance: str) -> subprocess.Popen[bytes]:
 def next_run(file: ScheduleFile, number: int) -> ScheduledRun:
     """Run a scheduler until the history has ``number`` records, stop it by SIGTERM; return the last one."""
     process = start(file, "no-such-point", "")
-    deadline = time.monotonic() + SECONDS
-    while len(read_history(file.history_path)) < number:
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: len(read_history(file.history_path)) >= number or process.poll() is not None)
     process.terminate()
     assert process.wait(SECONDS) == 0
     return read_history(file.history_path)[-1]
@@ -128,53 +128,42 @@ def require_whole(file: ScheduleFile, world: dict[str, Any]) -> None:
     assert verify_collection(CollectionLayout(root, "c")) == []
 
 
-@pytest.mark.parametrize("point", ["context-written", "shard-written", "chunks-added"])
-def test_killed_scheduler_leaves_its_child_to_finish_and_the_next_run_finds_nothing_to_do(
-    world: dict[str, Any], tmp_path: Path, point: str
+KILLED, STOPPED = -signal.SIGKILL, 0
+
+
+@pytest.mark.parametrize(
+    ("point", "disturbance", "ended", "exit_codes", "is_done"),
+    [
+        # A child whose scheduler is killed finishes: the next run finds nothing to do.
+        *((point, {"scheduler": signal.SIGKILL}, KILLED, [], True) for point in POINTS),
+        ("chunks-added", {"scheduler": signal.SIGKILL, "child": signal.SIGKILL}, KILLED, [], False),
+        ("chunks-added", {"child": signal.SIGKILL}, STOPPED, [137], False),
+        ("shard-written", {"scheduler": signal.SIGTERM}, STOPPED, [130], False),
+    ],
+)
+def test_next_run_finishes_what_a_killed_or_stopped_scheduler_or_child_left(
+    world: dict[str, Any],
+    tmp_path: Path,
+    point: str,
+    disturbance: dict[str, int],
+    ended: int,
+    exit_codes: list[int],
+    is_done: bool,
 ) -> None:
     file = write_schedule(tmp_path, world)
-    assert start(file, point, f"scheduler={signal.SIGKILL:d}").wait(SECONDS) == -signal.SIGKILL
-    run = next_run(file, 1)
-    assert (run.exit_code, run.counts["unchanged"], run.counts["encoded"]) == (0, 30, 0)
-    require_whole(file, world)
-
-
-def test_killed_scheduler_and_child_leave_the_next_run_to_go_on(
-    world: dict[str, Any], tmp_path: Path
-) -> None:
-    file = write_schedule(tmp_path, world)
-    both = f"scheduler={signal.SIGKILL:d} child={signal.SIGKILL:d}"
-    assert start(file, "chunks-added", both).wait(SECONDS) == -signal.SIGKILL
-    run = next_run(file, 1)
-    assert (run.exit_code, run.counts["indexed"], run.counts["encoded"]) == (0, 30, 0)
-    require_whole(file, world)
-
-
-def test_killed_child_leaves_the_next_run_to_go_on(world: dict[str, Any], tmp_path: Path) -> None:
-    file = write_schedule(tmp_path, world)
-    process = start(file, "chunks-added", f"child={signal.SIGKILL:d}")
-    deadline = time.monotonic() + SECONDS
-    while not read_history(file.history_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.terminate()
-    assert process.wait(SECONDS) == 0
-    assert [run.exit_code for run in read_history(file.history_path)] == [137]
-    file.history_path.unlink()  # a year passes
-    run = next_run(file, 1)
-    assert (run.exit_code, run.counts["indexed"], run.counts["encoded"]) == (0, 30, 0)
-    require_whole(file, world)
-
-
-def test_sigterm_interrupts_the_ingest_and_the_next_start_finishes_it(
-    world: dict[str, Any], tmp_path: Path
-) -> None:
-    file = write_schedule(tmp_path, world)
-    assert start(file, "shard-written", f"scheduler={signal.SIGTERM:d}").wait(SECONDS) == 0
-    assert [run.exit_code for run in read_history(file.history_path)] == [130]
-    assert not CollectionLayout(tmp_path / "cairn-data", "c").exists()
-    run = next_run(file, 2)
-    assert (run.exit_code, run.counts["indexed"]) == (0, 30)
-    assert run.counts["encoded"] < 30
+    process = start(file, point, " ".join(f"{whom}={number:d}" for whom, number in disturbance.items()))
+    if "scheduler" not in disturbance:
+        wait_until(lambda: read_history(file.history_path))
+        process.terminate()
+    assert process.wait(SECONDS) == ended
+    assert [run.exit_code for run in read_history(file.history_path)] == exit_codes
+    if exit_codes == [137]:
+        file.history_path.unlink()  # a year passes
+        exit_codes = []
+    assert is_done or not CollectionLayout(tmp_path / "cairn-data", "c").exists()
+    run = next_run(file, len(exit_codes) + 1)
+    assert (run.exit_code, run.counts["unchanged" if is_done else "indexed"]) == (0, 30)
+    assert run.counts["encoded"] in (range(30) if point == "shard-written" and not is_done else [0])
     require_whole(file, world)
 
 
@@ -198,9 +187,7 @@ def test_host_asleep_at_two_scheduled_times_runs_once_when_it_wakes(tmp_path: Pa
     while datetime.now(UTC) < wake_at:
         time.sleep(0.5)
     process.send_signal(signal.SIGCONT)
-    deadline = time.monotonic() + SECONDS
-    while len(read_history(file.history_path)) == before and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: len(read_history(file.history_path)) > before)
     process.terminate()
     process.communicate(timeout=SECONDS)
     made_up = [run.started_at for run in read_history(file.history_path)[before:]]

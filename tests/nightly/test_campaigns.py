@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from cairn.pipeline import durable
 
 from tests.nightly import operations, readings
 from tests.nightly.__main__ import CAMPAIGNS
-from tests.nightly.campaign import Tally, require, run_campaigns, run_episode
-from tests.nightly.forks import Worker, forked
+from tests.nightly.campaign import Tally, run_campaigns, run_episode
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,52 +25,18 @@ def test_episode_finds_no_fault(name: str) -> None:
     assert (done.returncode, f"campaign={name} seed=1 fault=none" in done.stdout) == (0, True), done.stdout
 
 
-def test_fault_is_told_with_its_seed_and_the_command_that_replays_it() -> None:
-    said, drawn = list[str](), list[float]()
-
-    def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
-        drawn.append(rng.random())
-        require(len(drawn) < 0, "always")
-
-    summary = run_campaigns({"x": episode}, seconds=0.05, first_seed=7, say=said.append)
-    replay = "make nightly CAMPAIGN=x SEED=7"
-    assert summary["faults"][0] == {"campaign": "x", "seed": 7, "fault": "always", "replay": replay}
-    assert f"replay: {replay}" in said
-    assert run_episode("x", episode, 7, Tally()) == "always"
-    assert drawn[-1] == drawn[0]
-
-
 def nothing(folder: Path) -> readings.State:
     return {}
 
 
-def fail() -> None:
-    raise KeyError("x")
-
-
-def reach(point: str) -> None:
-    durable.commit_point(point)
-
-
-def test_lost_document_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_document_is_a_fault_that_is_told_with_the_command_that_replays_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(operations, "OPERATIONS", 1)
     monkeypatch.setattr(readings, "all_documents", nothing)
-    fault = run_episode("operations", operations.episode, 0, Tally())
-    assert fault is not None
-    assert fault.startswith("after operation 0, _write: lost")
-
-
-def test_work_that_dies_or_fails_is_told_apart() -> None:
-    assert forked(len, [1, 2]).value == 2
-    assert forked(fail).fault == "KeyError: 'x'"
-    assert forked(time.sleep, 60, kill=0.05).was_killed
-
-
-def test_worker_dies_at_the_commit_point_of_this_work_alone_and_is_replaced() -> None:
-    with Worker() as worker:
-        first = worker.run(os.getpid).value
-        assert not worker.run(reach, "another", kill="compacted").was_killed
-        assert not worker.run(reach, "compacted").was_killed
-        assert worker.run(os.getpid).value == first
-        assert worker.run(reach, "compacted", kill="compacted").was_killed
-        assert worker.run(os.getpid).value not in (first, os.getpid())
+    said, campaigns = list[str](), {"operations": operations.episode}
+    summary = run_campaigns(campaigns, seconds=0.05, first_seed=7, say=said.append)
+    found, replay = summary["faults"][0], "make nightly CAMPAIGN=operations SEED=7"
+    assert found["fault"].startswith("after operation 0, _write: lost")
+    assert (found["seed"], found["replay"], f"replay: {replay}" in said) == (7, replay, True)
+    assert run_episode("operations", operations.episode, 7, Tally()) == found["fault"]
