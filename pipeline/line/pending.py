@@ -9,6 +9,7 @@ were paid for stays until a publication, since its own keys say what was asked.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.types import TOKEN_FIELDS
 from jaxtyping import Int64
 
+log = logging.getLogger(__name__)
+
 
 def work_key(config: IngestConfig, schema_fingerprint: str, base_generation: int | None) -> str:
     """Name the work that ``config`` asks for; equal keys mean that encoded shards can be taken over."""
@@ -66,7 +69,14 @@ def open_ledger(
     ``key`` = None keeps nothing, nor leaves what a later run could keep. ``record`` says what is published;
     without one nothing is.
     """
-    if key is None or _read(layout).get("key") != key:
+    found = _read(layout).get("key")
+    if key is None or found != key:
+        if key is not None and found is not None:
+            log.warning(
+                "the unfinished run of collection %r had other settings, such as another model: it is begun "
+                "again with these; what servers answered is kept until it is published",
+                layout.name,
+            )
         discard(layout, keep_paid=True)
         with durable.storage_errors(f"preparing {layout.pending_folder.name}/ of collection {layout.name!r}"):
             layout.encoded_folder.mkdir(parents=True)

@@ -143,6 +143,16 @@ def test_run_that_stopped_pays_for_nothing_twice(embedding_server, capsys):
     assert not list(Path("cairn-data").rglob("paid.sqlite"))
 
 
+def test_unfinished_run_that_is_begun_again_with_another_model_is_named(
+    embedding_server, caplog, tiny_model_folder
+):
+    embedding_server.faults = [None, None, lambda *_: (401, {}, b"")]
+    assert _ingest(embedding_server) == 2
+    assert "had other settings" not in caplog.text
+    assert _ingest(embedding_server, "--model", str(tiny_model_folder)) == 0
+    assert "the unfinished run of collection 'c' had other settings, such as another model" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("signals", "code"),
     [
