@@ -54,10 +54,13 @@ def test_read_norms_published_as_gamma_and_beta_gives_the_same_states(folder, ti
     assert torch.equal(published[0], today[0])
 
 
+BOTH_NAMED = {"sep_token": {"content": "[MASK]"}, "eos_token": "[CLS]"}
+
+
 @pytest.mark.parametrize(
     ("renamed", "added", "files", "first", "last"),
     [
-        ({}, None, {"special_tokens_map": {"sep_token": {"content": "[MASK]"}}}, "[CLS]", "[MASK]"),
+        ({}, None, {"special_tokens_map": BOTH_NAMED}, "[CLS]", "[MASK]"),
         ({"[SEP]": "[END]"}, None, {"special_tokens_map": {"eos_token": "[END]"}}, "[CLS]", "[END]"),
         (
             {"[CLS]": "[NONE]"},
