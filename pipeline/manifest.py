@@ -21,7 +21,7 @@ from cairn.pipeline.errors import DamageError, IntegrityError
 
 FORMAT_VERSION: Final = 9
 """What is written and read."""
-TOKENIZER_VERSION: Final = 2
+TOKENIZER_VERSION: Final = 3
 """How texts become words: see ``cairn.pipeline.lexical.tokenizer``."""
 MANIFEST_NAME = "MANIFEST.json"
 COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")

@@ -135,6 +135,10 @@ _ACCENT = regex.compile(
     r"[\u0300-\u036f\u0591-\u05c7\u0640\u064b-\u0652\u0670\u093c\u09bc\u0a3c\u0abc\u0b3c\u0cbc]+"
 )
 """Accents of Europe, points of Hebrew, vowels of Arabic with its line filler, the dot (nukta) of India."""
+_UNDIVIDED = str.maketrans(
+    {"ı": "i", "ł": "l", "đ": "d", "ð": "d", "ħ": "h", "ŧ": "t", "ø": "o", "œ": "oe", "æ": "ae", "þ": "th"}
+)
+"""Letters that Unicode does not divide into one with an accent, as who has no key for them writes them."""
 _FOREIGN_DIGIT = regex.compile(r"(?V1)[\p{Nd}--[0-9]]")
 _DROPPED = dict.fromkeys([*map(ord, _JOINERS), *range(0xFE00, 0xFE10), *range(0x20D0, 0x2100)])
 """Joiners, selectors of variants and marks around symbols."""
@@ -243,7 +247,7 @@ def term_of(piece: str, language: str) -> str:
 def _without_accents(word: str) -> str:
     if word.isascii():
         return word
-    return _ACCENT.sub("", unicodedata.normalize("NFKD", word)).replace("ı", "i")
+    return _ACCENT.sub("", unicodedata.normalize("NFKD", word)).translate(_UNDIVIDED)
 
 
 def main_languages(documents: Mapping[str, int]) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ def test_terms_of_english_texts_and_of_scripts_without_spaces(text: str, terms: 
         ("ar", "كِتَابٌ محـــمد", "كتاب محمد"),
         ("none", "מַיִם ਖ਼ਬਰ", "מים ਖਬਰ"),
         ("none", "the Häuser", "the hauser"),
+        ("none", "Łódź smørrebrød œuvre þæt", "lodz smorrebrod oeuvre thaet"),
         ("zh", "文件 files", "文件 文 件 file"),
     ],
 )
