@@ -11,6 +11,7 @@ A new format is one file here, with a subclass of ``format.Format`` or, where a 
     right_to_left       the order of lines of Hebrew and Arabic in PDF
     tables              a data file of a table of Lance, Delta or Iceberg, or a table in memory
     file_kind           what the first bytes of any file say that it is
+    encodings           what a text is written in
 """
 
 from collections.abc import Mapping, Sequence
