@@ -305,7 +305,8 @@ def advice_lines(report: Report, seed: int) -> Iterator[str]:
     yield from _noise_lines(report, own.system, seed)
     best = report.best_baseline()
     if best is not None and report.quality(best) > own.quality:
-        yield f"\nthe baseline {best} is better here (quality {report.quality(best):.4f})"
+        chance = "" if report.is_told_apart(best, own.system, seed) else ", which may be chance"
+        yield f"\nthe baseline {best} is better here (quality {report.quality(best):.4f}){chance}"
 
 
 def _noise_lines(report: Report, name: str, seed: int) -> Iterator[str]:

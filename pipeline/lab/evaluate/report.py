@@ -110,6 +110,10 @@ class Report:
         }
         return {other: each for other, each in compared.items() if verdict_of(each) == "noise"}
 
+    def is_told_apart(self, one: str, other: str, seed: int) -> bool:
+        """Tell whether two systems differ by more than chance."""
+        return verdict_of(compare_paired(self._per_query(one), self._per_query(other), seed=seed)) != "noise"
+
     def _buildable(self) -> list[str]:
         return [name for name, own in self.by_system.items() if is_buildable(own[0].system)]
 

@@ -81,6 +81,20 @@ def test_advice_names_what_the_queries_do_not_tell_apart():
     assert "b  +0.0000" in said
 
 
+@pytest.mark.parametrize(("is_far", "end"), [(False, "), which may be chance"), (True, ")")])
+def test_a_better_baseline_is_named_with_whether_that_may_be_chance(is_far: bool, end: str):
+    by_chance = 0.001 + result("x", 0.5).values[NDCG] + 0.1 * (-1.0) ** np.arange(100)
+    baseline = result("plain", 0.7, is_baseline=True)
+    baseline = replace(baseline, system=replace(baseline.system, ranking="convex"))
+    if not is_far:
+        baseline = replace(baseline, values={NDCG: by_chance})
+
+    *_, last = advice_lines(Report([result("x", 0.5), baseline]), seed=0)
+
+    assert "the baseline plain is better here (quality " in last
+    assert last.endswith(end)
+
+
 def test_settings_as_given_stand_where_another_is_better_by_noise_alone():
     given = replace(result("x", 0.5).system, name="cairn/fused+bm25", ranking="fused+bm25")
     better_by_noise = 0.001 + result("x", 0.5).values[NDCG] + 0.1 * (-1.0) ** np.arange(100)
