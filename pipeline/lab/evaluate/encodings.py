@@ -271,7 +271,8 @@ def encoded_arrays(
     else:
         if isinstance(encoder, GivenEncoder):
             assert judged.given is not None, "a set without vectors is encoded"
-            encoded = encoder.encode(texts, titles=judged.titles, given=judged.given.documents)
+            read = None if encoder.token_codebook is None else count  # nothing is read for given vectors
+            encoded = encoder.encode(texts, read, titles=judged.titles, given=judged.given.documents)
         else:
             encoded = encoder.encode(texts, count, titles=judged.titles)
         arrays = {name: getattr(encoded, name) for name in KEPT}
