@@ -60,6 +60,8 @@ RETRY_SECONDS: Final = 5.0
 OPENING_SHARE: Final = 0.8
 """Of a request's time, what it waits for its collection to be opened; the rest is left to answer in."""
 
+LOOK_SECONDS: Final = 5.0
+"""How long a probe believes what another one found of collections that no one has asked for."""
 HEAL_AGAIN_SECONDS: Final = 60.0
 """Until another attempt, which hashes all files again."""
 HEALED_BYTES: Final = 2**30
@@ -120,6 +122,7 @@ class Collections:
         self._switched: Mapping[str, Alias] = {}
         self._aliases_stamp: tuple[int, int] | None = None
         self._answering: dict[str, str] = {}
+        self._look_at, self._damaged = 0.0, frozenset[str]()
 
     def names(self) -> list[str]:
         """List what can be asked for, by name."""
@@ -273,8 +276,14 @@ class Collections:
         """
         told = {name: self._trouble(found) for name in self._standing() if (found := self._outcome(name))}
         if store_uri(self._settings.root) is None:
-            unopened = (name for name in self.listed() if self.target(name) not in self._opened)
-            damaged = (name for name in unopened if self.summarise(name).status == "damaged")
+            now = time.monotonic()
+            unopened = [name for name in self.listed() if self.target(name) not in self._opened]
+            if now >= self._look_at:  # each probe would read the manifest of each
+                self._look_at = now + LOOK_SECONDS
+                self._damaged = frozenset(
+                    name for name in unopened if self.summarise(name).status == "damaged"
+                )
+            damaged = (name for name in unopened if name in self._damaged)
             told |= dict.fromkeys(damaged, _CANNOT.format(Kind.COLLECTION_DAMAGED.title))
         return [f"collection {name!r} {trouble}" for name, trouble in told.items() if trouble is not None]
 

@@ -271,7 +271,9 @@ def test_server_over_an_empty_root_is_ready_and_lists_nothing(tmp_path, serve):
 
 
 @pytest.mark.usefixtures("private")
-def test_collections_that_are_listed_as_damaged_degrade_the_server_before_they_are_asked(own_root, serve):
+def test_collections_that_are_listed_as_damaged_degrade_the_server_before_they_are_asked(
+    own_root, serve, monkeypatch
+):
     (own_root / "unlocked" / ".lock").mkdir(parents=True)
     client = serve(ServeSettings(root=own_root))
     listed = {each["name"]: each["status"] for each in client.get("/v1/collections").json()["collections"]}
@@ -280,3 +282,6 @@ def test_collections_that_are_listed_as_damaged_degrade_the_server_before_they_a
     assert health["status"] == "degraded"
     assert all(name in health["reason"] for name in ("'private'", "'unlocked'"))
     assert "'stones'" not in health["reason"]
+    with monkeypatch.context() as patched:  # the next probes read no manifest again
+        patched.setattr(collections.Collections, "summarise", None)
+        assert client.get("/readyz").json() == health
