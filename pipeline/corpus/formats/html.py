@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from copy import copy
 from functools import cache
+from html.entities import html5
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -70,7 +71,7 @@ _WHOLE: Final = ("html", "head", "body")
 _TEX: Final = re.compile("tex")
 _OF_THE_PAGE: Final = re.compile("^#")
 _OF_DATA: Final = re.compile(r"^\s*data:", re.IGNORECASE)
-_LINK_SIGNS: Final = " \t\r\n\N{PILCROW SIGN}↑↩🔗\u200b\ufe0e\ufe0f"
+_LINK_SIGNS: Final = " \t\r\n\N{PILCROW SIGN}↑↩🔗\u200b\ufe0e\ufe0f\uf0c1"
 """What generators show as a link to a heading, or from a note back to its text."""
 _OWN_LINK_SIGNS: Final = f"#\N{SECTION SIGN}{_LINK_SIGNS}"
 """What they show, too, in a heading or what else it is the address of; elsewhere, `§` is a text."""
@@ -87,6 +88,8 @@ RAISED: Final = re.compile(r"[-+\N{MINUS SIGN}]?\d")
 """What would be another number if it stood on the line, as the 6 of 10⁶."""
 _RULE: Final = re.compile(r"(?:^|(?<=\}))\s*(?:span)?\.([\w-]+)\s*\{([^{}]*)")
 """A rule of a page's style for one class, and no more than that."""
+_ENTITY: Final = re.compile(r"<[^<>]*>|&([A-Za-z][A-Za-z0-9]{0,40};?)")
+"""A tag, or a name of an entity outside of one."""
 _DRAWN: Final = re.compile(
     r"(?i)(?<![\w-])(?:(vertical-align\s*:\s*super)|text-decoration(?:-line)?\s*:[^;]{0,99}line-through)"
 )
@@ -129,7 +132,7 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     try:
         declared = "" if isinstance(raw, str) else EncodingDetector.find_declared_encoding(raw, is_html=True)
         markup, encoding = (raw, "") if isinstance(raw, str) else text_of(raw, declared or "")
-        page = _page_class()(markup, "html.parser")
+        page = _page_class()(_ENTITY.sub(_as_browsers, markup), "html.parser")
     except (ParserRejectedMarkup, AssertionError) as error:  # on declarations such as <![foo[bar]]>
         raise ValueError("its markup cannot be parsed") from error
     for told in page.find_all(
@@ -237,6 +240,17 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     return Document(
         title, _BLANK_LINES.sub(lambda found: found[1] or "\n\n", "\n".join(lines)).strip(), encoding=encoding
     )
+
+
+def _as_browsers(found: re.Match[str]) -> str:
+    """Return an entity as browsers read it, which take an unknown one, or `&lang=en`, for a text."""
+    name = found[1]
+    if name is None:
+        return re.sub("&(?=[A-Za-z][A-Za-z0-9]*=)", "&amp;", found[0])
+    if name.endswith(";") and name in html5:
+        return found[0]
+    own = next((name[:end] for end in range(len(name), 1, -1) if name[:end] in html5), None)
+    return f"&amp;{name}" if own is None else f"&{own};{name[len(own) :]}"
 
 
 def _holds_main(section: Tag) -> bool:

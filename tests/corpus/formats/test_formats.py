@@ -969,6 +969,23 @@ def test_a_document_with_damaged_characters_is_told_of(tmp_path: Path) -> None:
     assert reasons(batches[-1].rejected.to_pylist()) == [(0, "nul_character")]
 
 
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("int &ref; const Foo &foo; R&D; a &&b; c", "int &ref; const Foo &foo; R&D; a &&b; c"),
+        ("?a=1&copy=2&order=asc&num=1&lang=en&image=a", "?a=1©=2&order=asc&num=1&lang=en&image=a"),
+        ("&notit; &amp &lt;b&gt; &eacute;&eacute &hellip;", "¬it; & <b> éé …"),
+        ('<a href="/x?a=1&copy=2&lang=en">to</a>', "[to](/x?a=1&copy=2&lang=en)"),
+        ('<h2>Use<a href="#use">\uf0c1</a></h2>', "## Use"),
+    ],
+)
+def test_entities_and_signs_of_links_are_read_as_browsers_show_them(
+    tmp_path: Path, markup: str, text: str
+) -> None:
+    (tmp_path / "a.html").write_text(f"<div>{markup}</div>")
+    assert read(tmp_path)[0][0]["text"] == text
+
+
 @pytest.mark.parametrize("markup", ["<![foo[bar]]>", "<![ CDATA[", "<![1]>"])
 def test_html_that_no_parser_takes_is_quarantined_and_the_others_read(tmp_path: Path, markup: str) -> None:
     (tmp_path / "bad.html").write_text(f"<p>text</p>{markup}<p>more</p>")
