@@ -58,7 +58,7 @@ _ENDS: Final = {
     **dict.fromkeys(("dt", "dd"), ("dt", "dd")),
     **dict.fromkeys(_CELLS, _CELLS),
     "tr": ("tr", *_CELLS),
-    **dict.fromkeys(("tbody", "tfoot"), ("thead", "tbody", "tr", *_CELLS)),
+    **dict.fromkeys(("tbody", "tfoot"), ("thead", "tbody", "tfoot", "tr", *_CELLS)),
     **dict.fromkeys(
         ("p", "ul", "ol", "dl", "table", "pre", "div", *_HEADINGS, "h4", *_CONTENT, *_BLOCKS), ("p",)
     ),
@@ -231,9 +231,15 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
             text.replace_with(BAR.sub(r"\|", text))
     _fill_spanned(page)
     for table in page.find_all("table"):  # each group of rows would begin with a header
-        first, *others = table.find_all(["tbody", "tfoot"], recursive=False) or [table]
-        for group in others:
-            first.extend(group.find_all("tr", recursive=False))
+        first = table.find("tbody", recursive=False) or table.find("tfoot", recursive=False)
+        if first is None:
+            continue
+        for row in first.find_previous_siblings("tr"):
+            first.insert(0, row)
+        others = table.find_all(["tr", "tbody", "tfoot"], recursive=False)
+        for group in sorted(others, key=lambda each: each.name == "tfoot"):  # it may stand before the rows
+            if group is not first:
+                first.extend([group] if group.name == "tr" else group.find_all("tr", recursive=False))
     for text in page.find_all(string=_LONG_SPACE):
         text.replace_with(type(text)(_LONG_SPACE.sub(r"\1", text)))
     lines = (line if line.strip() else "" for line in _converter().convert_soup(_content(page)).split("\n"))

@@ -977,9 +977,17 @@ def test_a_document_with_damaged_characters_is_told_of(tmp_path: Path) -> None:
         ("&notit; &amp &lt;b&gt; &eacute;&eacute &hellip;", "¬it; & <b> éé …"),
         ('<a href="/x?a=1&copy=2&lang=en">to</a>', "[to](/x?a=1&copy=2&lang=en)"),
         ('<h2>Use<a href="#use">\uf0c1</a></h2>', "## Use"),
+        (
+            "<table><thead><tr><th>a<tfoot><tr><td>sum<tbody><tr><td>1<tbody><tr><td>2</table>",
+            "| a |\n| --- |\n| 1 |\n| 2 |\n| sum |",
+        ),
+        (
+            "<table><tr><th>a</th></tr><tr><td>0</td></tr><tbody><tr><td>1</td></tr></tbody></table>",
+            "| a |\n| --- |\n| 0 |\n| 1 |",
+        ),
     ],
 )
-def test_entities_and_signs_of_links_are_read_as_browsers_show_them(
+def test_entities_icons_and_groups_of_rows_are_read_as_browsers_show_them(
     tmp_path: Path, markup: str, text: str
 ) -> None:
     (tmp_path / "a.html").write_text(f"<div>{markup}</div>")
