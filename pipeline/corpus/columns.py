@@ -614,6 +614,15 @@ def _column_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Ma
             bad |= np.array([isinstance(each, float) and not math.isfinite(each) for each in kept], bool)
         elif WrittenNumber in kinds and not is_text(target):
             kept = [_with_floats(value) for value in kept]
+        if pa.types.is_integer(target) and not kinds.isdisjoint((float, WrittenNumber)):
+            # As floats beside others, large whole numbers would lose digits.
+            are_whole = [not isinstance(each, float) or each.is_integer() for each in kept]
+            bad |= ~np.array(are_whole, bool)
+            whole = zip(kept, are_whole, strict=True)
+            kept = [
+                int(each) if is_whole and isinstance(each, float) else each if is_whole else None
+                for each, is_whole in whole
+            ]
         own = _natural(kept, target)
     column, more = fitted(own, target)
     return column, bad if more is None else bad | more

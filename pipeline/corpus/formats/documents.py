@@ -1476,6 +1476,10 @@ def _shown(output: Mapping[str, Any]) -> str | Sequence[str]:
     return next((data[kind] for kind in others), plain)
 
 
+_CODING: Final = re.compile(rb"(?:[^\n]*\n)?[ \t]*(?:#|//|%|--|/\*)[^\n]*?coding[:=][ \t]*([-\w.]+)")
+"""What a comment in one of the first two lines says that code is written in, for Python and editors."""
+
+
 class CodeFormat(TextFormat):
     """Reads source code as it is; its title is the name of the file.
 
@@ -1491,4 +1495,6 @@ class CodeFormat(TextFormat):
 
     @override
     def document(self, file: SourceFile, raw: bytes) -> Document:
-        return super().document(file, raw)._replace(title=PurePosixPath(file.path).name)
+        told = _CODING.match(raw)
+        text, encoding = text_of(raw, told[1].decode() if told else "")
+        return Document(PurePosixPath(file.path).name, text, encoding=encoding)

@@ -994,6 +994,28 @@ def test_entities_icons_and_groups_of_rows_are_read_as_browsers_show_them(
     assert read(tmp_path)[0][0]["text"] == text
 
 
+@pytest.mark.parametrize(
+    "line", ["# -*- coding: latin-1 -*-\n", "#!/usr/bin/python\n# vim: set fileencoding=latin-1 :\n"]
+)
+def test_code_is_read_in_the_encoding_that_it_declares(tmp_path: Path, line: str) -> None:
+    text = f"{line}x = '\u00fe \u00fd'\n"
+    (tmp_path / "a.py").write_bytes(text.encode("latin-1"))
+    scan = scan_sources([str(tmp_path)], CorpusConfig())
+    [batch] = read_checked(scan, CorpusConfig())
+    assert (batch.rows.column("text").to_pylist(), batch.encoding) == ([text], None)
+
+
+def test_a_large_integer_beside_a_float_keeps_its_digits_in_a_column_of_integers(tmp_path: Path) -> None:
+    values = {"a": 2**63 - 2, "b": 1.5, "c": 2.0}
+    rows = "".join(f'{{"id": "{name}", "text": "x", "n": {value}}}\n' for name, value in values.items())
+    (tmp_path / "a.jsonl").write_text(rows)
+    scan = scan_sources([str(tmp_path)], CorpusConfig(), None, [pa.field("n", pa.int64())])
+    [batch] = read_checked(scan, CorpusConfig())
+    assert batch.rows.column("n").to_pylist() == [2**63 - 2, 2]
+    [rejected] = batch.rejected.to_pylist()
+    assert rejected["doc_id"] == "b"
+
+
 @pytest.mark.parametrize("markup", ["<![foo[bar]]>", "<![ CDATA[", "<![1]>"])
 def test_html_that_no_parser_takes_is_quarantined_and_the_others_read(tmp_path: Path, markup: str) -> None:
     (tmp_path / "bad.html").write_text(f"<p>text</p>{markup}<p>more</p>")
