@@ -75,6 +75,7 @@ _DATA_URI: Final = re.compile(
 )
 _HTML_HEADING: Final = re.compile(r"<h1\b[^>]{0,200}>(.{1,1000}?)</h1>", re.IGNORECASE | re.DOTALL)
 _OWN_NAMES: Final = (RESERVED_COLUMNS - {"title"}) | {"id"}
+_TEXT_TAG: Final = "tag:yaml.org,2002:str"
 _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
     r"~|null|Null|NULL|": lambda _: None,
     r"true|True|TRUE|false|False|FALSE": lambda written: written.lower() == "true",
@@ -308,11 +309,14 @@ def _yaml(block: str) -> Mapping[str, Any] | None:
 
 
 class _WithoutAliases(yaml.BaseLoader):
-    """Takes an alias for an empty mapping."""
+    """Takes an alias for an empty mapping, and what has the tag `!!str` for a text."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if not self.check_event(yaml.AliasEvent):
-            return super().compose_node(parent, index)
+            event, node = self.peek_event(), super().compose_node(parent, index)
+            if isinstance(node, yaml.ScalarNode) and event.tag == _TEXT_TAG:  # as if it stood in quotes
+                node.style = '"'
+            return node
         self.get_event()
         return yaml.MappingNode("", [])
 

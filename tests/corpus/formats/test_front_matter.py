@@ -23,6 +23,7 @@ def test_scalars_are_read_as_yaml_1_2_and_a_leading_zero_or_a_date_is_a_text() -
     block = (
         "title: A\nyear: 2020\nscore: 1.50\ndraft: false\nzip: 007\ndate: 2024-05-01\nok: yes\ntime: 1:30\n"
         "quoted: '12'\nempty:\ntags: [a, 1]\nauthor: {name: Jo}\nid: page\nbig: 1e3\ntagged: !!int x\n"
+        "text: !!str 1.10\ntexts: [!!str 7, 7]\n"
     )
     raw = f"---\n{block}---\nbody"
     assert read_front_matter(raw) == FrontMatter(
@@ -42,6 +43,8 @@ def test_scalars_are_read_as_yaml_1_2_and_a_leading_zero_or_a_date_is_a_text() -
             "front_matter_id": "page",
             "big": "1e3",
             "tagged": "x",
+            "front_matter_text": "1.10",
+            "texts": ["7", 7],
         },
         len(raw) - 4,
     )
