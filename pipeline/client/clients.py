@@ -21,7 +21,6 @@ import inspect
 import json
 import math
 import os
-import random
 import re
 import threading
 import time
@@ -84,6 +83,7 @@ from jaxtyping import Float32
 
 try:
     import httpx2
+    import tenacity
 except ModuleNotFoundError as error:
     missing = error.name or "httpx2"
     raise extra_missing(error, what="the client", module=missing, package=missing, extra="client") from None
@@ -93,6 +93,9 @@ KEY_VARIABLE: Final = "CAIRN_API_KEY"
 FIRST_SECONDS: Final = 0.25
 LONGEST_SECONDS: Final = 30.0
 """Beyond which waiting is the caller's business: the error is raised at once."""
+_PAUSES: Final = tenacity.wait_exponential(multiplier=FIRST_SECONDS / 2, max=LONGEST_SECONDS)
+_JITTER: Final = tenacity.wait_random(0, FIRST_SECONDS)
+"""So that clients that were turned away together come back apart."""
 MAX_QUERIES: Final = 32
 MAX_INPUTS: Final = 256
 MAX_DOCUMENTS: Final = 1_000
@@ -272,6 +275,13 @@ class _Client:
         self._place: Any = None
         self._opened: Any = None
         self._opening = threading.Lock()
+        self._attempts = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(1 + max_retries),
+            retry=tenacity.retry_if_exception(_may_pass),
+            wait=_seconds_to_wait,
+            sleep=self._pause,
+            reraise=True,
+        )
 
     def __reduce__(self) -> tuple[Callable[..., Self], tuple[()]]:
         """Copy the address and the key, and no connection."""
@@ -329,15 +339,7 @@ class _Client:
             sent["content"] = body if isinstance(body, bytes) else _json(body)
             headers["Content-Type"] = "application/json"
         headers |= sent.pop("headers", {})
-        for attempt in range(self.connection.max_retries):
-            try:
-                return await self._attempt(method, path, headers=headers, **sent)
-            except CairnError as error:
-                if not _may_pass(error):
-                    raise
-                pause = _seconds_to_wait(error, attempt)
-            await self._pause(pause)
-        return await self._attempt(method, path, headers=headers, **sent)
+        return await self._attempts.copy()(self._attempt, method, path, headers=headers, **sent)
 
     async def _attempt(self, method: str, path: str, **sent: Any) -> Any:
         if self._is_closed:
@@ -823,11 +825,6 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, errors.ServerUnreachableError) and not _is_slow(error.__cause__)
 
 
-def _seconds_to_wait(error: BaseException, attempt: int) -> float:
-    """Return what the server asked for, else pauses that double; both with a part drawn at random.
-
-    So clients that were turned away together come back apart.
-    """
-    asked = getattr(error, "retry_after_seconds", None)
-    doubled = min(FIRST_SECONDS / 2 * 2.0**attempt, LONGEST_SECONDS)
-    return (doubled if asked is None else asked) + random.uniform(0, FIRST_SECONDS)  # noqa: S311 - no secret
+def _seconds_to_wait(state: tenacity.RetryCallState) -> float:
+    asked = getattr(state.outcome and state.outcome.exception(), "retry_after_seconds", None)
+    return (_PAUSES(state) if asked is None else asked) + _JITTER(state)
