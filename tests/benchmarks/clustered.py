@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -53,21 +54,32 @@ def around(centres: np.ndarray, spread: float, rng: np.random.Generator) -> np.n
     return normalised(centres + spread * noise)
 
 
+def centres_of(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return vectors of so many documents, each around one of the topics."""
+    topics = normalised(rng.standard_normal((NUM_TOPICS, VECTOR_DIM), dtype=np.float32))
+    return around(topics[rng.integers(0, NUM_TOPICS, count)], 0.8, rng)
+
+
+def zipf_texts(count: int, num_chunks: int, rng: np.random.Generator) -> list[str]:
+    shape = (count, WORDS_A_CHUNK * num_chunks)
+    ids = np.minimum((rng.pareto(1.0, shape) * 4).astype(np.int64), VOCABULARY - 1)
+    return [" ".join(f"word{i}" for i in row) for row in ids.tolist()]
+
+
+def word_queries(count: int, rng: np.random.Generator) -> list[str]:
+    return [" ".join(f"word{i}" for i in rng.integers(20, 2_000, 6)) for _ in range(count)]
+
+
 def make(root: Path, num_documents: int, fingerprint: str = FINGERPRINT) -> Clustered:
     """Publish the collection ``bench``; give what it was made of, and queries."""
     rng = np.random.default_rng(0)
-    topics = normalised(rng.standard_normal((NUM_TOPICS, VECTOR_DIM), dtype=np.float32))
-    centres = around(topics[rng.integers(0, NUM_TOPICS, num_documents)], 0.8, rng)
+    centres = centres_of(num_documents, rng)
     chunk_vectors = around(np.repeat(centres, CHUNKS_A_DOCUMENT, axis=0), 1.2, rng)
     query_vectors = around(centres[rng.integers(0, num_documents, NUM_QUERIES)], 2.0, rng)
     documents = chunk_vectors.reshape(num_documents, CHUNKS_A_DOCUMENT, VECTOR_DIM).mean(axis=1)
-    shape = (num_documents, WORDS_A_CHUNK * CHUNKS_A_DOCUMENT)
-    ids = np.minimum((rng.pareto(1.0, shape) * 4).astype(np.int64), VOCABULARY - 1)
-    texts = [" ".join(f"word{i}" for i in row) for row in ids.tolist()]
-    queries = [" ".join(f"word{i}" for i in rng.integers(20, 2_000, 6)) for _ in range(NUM_QUERIES)]
-    layout = CollectionLayout(root, "bench")
-    publish(layout, texts, normalised(documents), chunk_vectors, fingerprint)
-    return Clustered(layout, chunk_vectors, query_vectors, queries)
+    texts, layout = zipf_texts(num_documents, CHUNKS_A_DOCUMENT, rng), CollectionLayout(root, "bench")
+    publish(layout, texts, normalised(documents), chunk_vectors, fingerprint=fingerprint)
+    return Clustered(layout, chunk_vectors, query_vectors, word_queries(NUM_QUERIES, rng))
 
 
 def publish(
@@ -75,10 +87,12 @@ def publish(
     texts: list[str],
     document_vectors: np.ndarray,
     chunk_vectors: np.ndarray,
-    fingerprint: str,
+    metadata: Mapping[str, pa.Array] = MappingProxyType({}),
+    fingerprint: str = FINGERPRINT,
 ) -> None:
-    num_documents = len(texts)
+    num_documents, num_chunks = len(texts), len(chunk_vectors) // len(texts)
     doc_ids = [f"doc{i:06d}" for i in range(num_documents)]
+    fields = [pa.field(name, column.type) for name, column in metadata.items()]
     documents = {
         "doc_id": doc_ids,
         "title": [None] * num_documents,
@@ -86,13 +100,14 @@ def publish(
         "content_sha256": ["0" * 64] * num_documents,
         "source_file": ["bench.parquet"] * num_documents,
         "cluster_id": np.arange(num_documents) % NUM_TOPICS,
-        "num_tokens": [WORDS_A_CHUNK * CHUNKS_A_DOCUMENT] * num_documents,
-        "num_chunks": [CHUNKS_A_DOCUMENT] * num_documents,
+        "num_tokens": [WORDS_A_CHUNK * num_chunks] * num_documents,
+        "num_chunks": [num_chunks] * num_documents,
         "vector": matrix(document_vectors),
+        **metadata,
     }
     bounds = [chunk_bounds(text) for text in texts]
-    owners = np.repeat(doc_ids, CHUNKS_A_DOCUMENT).tolist()
-    ordinals = np.tile(np.arange(CHUNKS_A_DOCUMENT), num_documents)
+    owners = np.repeat(doc_ids, num_chunks).tolist()
+    ordinals = np.tile(np.arange(num_chunks), num_documents)
     chunks = {
         "chunk_id": [f"{doc_id}#{ordinal}" for doc_id, ordinal in zip(owners, ordinals, strict=True)],
         "doc_id": owners,
@@ -101,10 +116,19 @@ def publish(
         "end_char": np.concatenate([b[1:] for b in bounds]),
         "vector": matrix(chunk_vectors),
     }
-    batches = [(batch(documents, documents_schema((), VECTOR_DIM)), batch(chunks, chunks_schema(VECTOR_DIM)))]
+    batches = [
+        (batch(documents, documents_schema(fields, VECTOR_DIM)), batch(chunks, chunks_schema(VECTOR_DIM)))
+    ]
     with layout.writer_lock():
-        writer = prepare_writer(layout)
-        publish_rows(layout, writer, lambda _: batches, VECTOR_DIM, settings=SETTINGS, encoder=fingerprint)
+        publish_rows(
+            layout,
+            prepare_writer(layout),
+            lambda _: batches,
+            VECTOR_DIM,
+            fields=fields,
+            settings=SETTINGS,
+            encoder=fingerprint,
+        )
 
 
 def chunk_bounds(text: str) -> np.ndarray:
