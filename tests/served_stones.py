@@ -111,10 +111,9 @@ def serving_process(folder: Path, *words: str | Path) -> Iterator[tuple[subproce
     with said.open("wb") as log:
         process = subprocess.Popen([*command, *map(str, words)], cwd=folder, env=environment, stderr=log)
     try:
-        wait_until(
-            lambda: re.search(r"at http://\S+\n", said.read_text("utf-8")) or process.poll() is not None
-        )
-        found = re.search(r"at (http://\S+)", said.read_text("utf-8"))
+        tells = re.compile(r"serving .* at (http://\S+)\n")  # Ray tells of addresses of its own
+        wait_until(lambda: tells.search(said.read_text("utf-8")) or process.poll() is not None)
+        found = tells.search(said.read_text("utf-8"))
         assert found is not None, said.read_text("utf-8")
         wait_until(lambda: _is_ready(found[1]))
         yield process, found[1], said
