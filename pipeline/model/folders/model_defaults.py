@@ -384,7 +384,7 @@ _COSTLY: Final[Mapping[str, Callable[[Any], bool]]] = {
     "landmark_interval": (32).__eq__,
     "temperature": bool,
 }
-"""Values that cost nDCG of a model that was not trained for them; docs/measurements.md has the figures."""
+"""Values that cost nDCG of a model that was not trained for them; docs/experiments.md has the figures."""
 
 
 def untrained_settings_warning(config: EncoderConfig) -> str | None:
