@@ -50,17 +50,18 @@ from cairn.pipeline.model.folders.names import (
     model_folder,
 )
 from cairn.pipeline.options import check_names, did_you_mean, shown
-from cairn.pipeline.search.contents import DEFAULT_VALUES, list_matches, summarise_columns
-from cairn.pipeline.search.documents import (
+from cairn.pipeline.search.contents import (
+    DEFAULT_VALUES,
     StoredDocuments,
     count_documents,
+    list_matches,
     read_document,
     read_lineage,
+    summarise_columns,
     visible_documents,
 )
 from cairn.pipeline.search.filters import parse_filter
-from cairn.pipeline.search.searcher import Searcher
-from cairn.pipeline.search.served import require_encoder
+from cairn.pipeline.search.searcher import Searcher, require_encoder
 from cairn.pipeline.search_options import PublicSearchKeywords, SearchOptions
 from cairn.pipeline.types import (
     ColumnSummary,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.pipeline.search.candidates import window_scores
+from cairn.pipeline.search.reader import window_scores
 from cairn.pipeline.token_vectors.codebook import TokenCodebook
 
 ROOT = Path(__file__).parents[1]

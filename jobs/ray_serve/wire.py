@@ -21,7 +21,7 @@ import pyarrow as pa
 from cairn.pipeline import errors
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.lexical.bm25 import Totals
-from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.fusion import LateQuery
 from cairn.pipeline.search.reader import MatchesAsked, PassagesRead, TokenMatches, WindowScores
 from cairn.pipeline.search.shards import parts
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import DamageError, IntegrityError, PartitionsMissingError
-from cairn.pipeline.index.columns import TokenVectors
 from cairn.pipeline.index.files import (
     SCAN_BUFFER_BYTES,
     WatchedFiles,
@@ -43,13 +42,14 @@ from cairn.pipeline.index.segments.segment import (
     Segment,
     SegmentRows,
     StoredColumns,
+    TokenVectors,
     VectorIndex,
     joined_column,
     joined_index,
     open_segment,
     open_token_vectors,
 )
-from cairn.pipeline.index.words import count_languages
+from cairn.pipeline.index.segments.words import count_languages
 from cairn.pipeline.lexical.bm25 import DocumentBM25, PassageBM25
 from cairn.pipeline.lexical.tokenizer import main_languages
 from cairn.pipeline.manifest import Manifest
@@ -229,6 +229,11 @@ class Generation(JoinedColumns):
                 return None
         whole = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
         return ColumnValues(values=whole.dictionary, codes_N=whole.indices.fill_null(-1).to_numpy())
+
+    @cached_property
+    def shows_states(self) -> bool:
+        """Tell whether the query encoder shows the states of its tokens."""
+        return self.manifest.encoder.shows_states
 
     @cached_property
     def query_languages(self) -> tuple[str, ...]:

@@ -31,12 +31,10 @@ from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.lexical.languages import FUNCTION_WORDS, languages_shown
 from cairn.pipeline.lexical.tokenizer import Span, is_function_word, word_at
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.candidates import blocks
 from cairn.pipeline.search.filters import table_errors
-from cairn.pipeline.search.late import ABSENT, BLOCK_ROWS, LateQuery
-from cairn.pipeline.search.passages import ChosenPassage, joined
-from cairn.pipeline.search.ranking import PreparedSearch, Ranking, columns_shown
-from cairn.pipeline.search.reader import IndexReader, MatchesAsked, TokenMatches
+from cairn.pipeline.search.fusion import ABSENT, BLOCK_ROWS, LateQuery
+from cairn.pipeline.search.ranking import ChosenPassage, PreparedSearch, Ranking, columns_shown, joined
+from cairn.pipeline.search.reader import IndexReader, MatchesAsked, TokenMatches, blocks
 from cairn.pipeline.token_vectors.codebook import TokenCoder
 from cairn.pipeline.types import FAR, RESERVED_COLUMNS, Highlight, Hit, Passage, QueryTokens
 from jaxtyping import Float32, Int64, Shaped, UInt8

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.search.passages import ShownTexts, budget_warning
+from cairn.pipeline.search.ranking import ShownTexts, budget_warning
 from cairn.pipeline.search_options import SearchOptions
 from cairn.pipeline.types import Hit, Passage, Reranker, SearchResult
 

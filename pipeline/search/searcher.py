@@ -1,27 +1,55 @@
-"""Answer queries over one collection: the public face of stage 6.
+"""Answer queries over one collection from its newest whole generation: the public face of stage 6.
 
     queries ─▶ encoder ─▶ vectors ─▶ filter, BM25, ranking, hits      on one thread, from one generation
 
 Options are checked where they arrive. The query encoder arrives as a protocol: this package loads no model.
 Safe to use from several threads when the encoder is.
+
+A new generation is opened when ``CURRENT`` changes; the old one stays if the new one is damaged. A generation
+that is damaged while it is served is replaced within the call that notices; what is known to be damaged is
+not read, though much of it may be whole. A search takes one generation and keeps it until its answer is
+complete; an old generation is closed after the last search that uses it. Checking for a publication costs one
+``stat``. A damaged generation is tried again at most every :data:`RETRY_SECONDS`. For a collection in an
+object store, a thread keeps this machine's copy up to date.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import json
+import logging
 import threading
+import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import cache, partial
-from typing import Any, Final, Unpack
+from dataclasses import dataclass, replace
+from functools import cache, partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
 
 import numpy as np
 import pyarrow as pa
-from cairn.pipeline.errors import UsageError
-from cairn.pipeline.index.generation import Elsewhere, Generation, OpenOne
-from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.config import NO_MODEL
+from cairn.pipeline.errors import (
+    CairnError,
+    FingerprintMismatchError,
+    IntegrityError,
+    PartitionsMissingError,
+    StorageError,
+    UsageError,
+)
+from cairn.pipeline.index.files import use_lance
+from cairn.pipeline.index.generation import (
+    Elsewhere,
+    Generation,
+    OpenOne,
+    open_generation,
+    open_latest_intact_generation,
+)
+from cairn.pipeline.index.layout import Checks, CollectionLayout
+from cairn.pipeline.index.replica import REFRESH_SECONDS, note_outage
 from cairn.pipeline.lexical.bm25 import FewDocuments
 from cairn.pipeline.options import shown
 from cairn.pipeline.search.calibration import (
@@ -33,20 +61,19 @@ from cairn.pipeline.search.calibration import (
     Calibration,
     known_items,
 )
-from cairn.pipeline.search.documents import visible_documents
 from cairn.pipeline.search.filters import (
     check_filters,
     matching_documents,
     require_columns,
     text_order_warnings,
 )
+from cairn.pipeline.search.fusion import LateQuery
 from cairn.pipeline.search.hits import Explanation, make_hits, read_rows
-from cairn.pipeline.search.late import LateQuery
-from cairn.pipeline.search.passages import window_size
-from cairn.pipeline.search.ranking import PreparedSearch, rank_queries
-from cairn.pipeline.search.reader import Alone
+from cairn.pipeline.search.ranking import PreparedSearch, rank_queries, window_size
+from cairn.pipeline.search.reader import Alone, IndexReader, LocalReader
 from cairn.pipeline.search.rerank import reranked, widened
-from cairn.pipeline.search.served import LoadEncoder, Served, ServedGeneration, of_whole
+from cairn.pipeline.search.shards.sharded_generation import ShardedGeneration
+from cairn.pipeline.search.shards.sharded_reader import ShardedReader
 from cairn.pipeline.search_options import MAX_BATCH_QUERIES, MAX_QUERY_BYTES, SearchKeywords, SearchOptions
 from cairn.pipeline.types import (
     EncodedQueries,
@@ -58,6 +85,314 @@ from cairn.pipeline.types import (
 )
 from jaxtyping import Float, Float32, Int64
 from threadpoolctl import ThreadpoolController
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 30.0
+"""A repair in place leaves ``CURRENT`` as it is; until it is noticed the older generation serves."""
+
+Stamp = tuple[int, int, int]
+LoadEncoder = Callable[[Generation], QueryEncoder]
+_Answer = TypeVar("_Answer")
+_Asked = ParamSpec("_Asked")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """A generation with the encoder that made it and what reads its segments.
+
+    ``timeout`` bounds reading a filter's documents.
+    """
+
+    generation: Generation
+    encoder: QueryEncoder
+    reader: IndexReader
+    timeout: dt.timedelta | None = None
+
+    def matching(
+        self, restriction: Mapping[str, Any] | None = None, filters: Mapping[str, Any] | None = None
+    ) -> Int64[np.ndarray, " A"]:
+        """Return the positions of the documents that match both, ascending."""
+        found = matching_documents(self.generation, filters, restriction, self.timeout)
+        return np.arange(self.generation.num_documents) if found is None else found
+
+    @property
+    def encodes_no_queries(self) -> bool:
+        """Tell whether documents brought their vectors, and texts are ranked by words alone."""
+        return self.generation.manifest.settings["encoder"]["model"] == NO_MODEL
+
+    def reachable(self) -> Served:
+        """Return it without what lies on shards that do not answer now."""
+        whole = self.generation
+        left = whole.reachable() if isinstance(whole, ShardedGeneration) else whole
+        return self if left is whole else replace(self, generation=left, reader=_reader_of(left))
+
+
+def of_whole(
+    method: Callable[Concatenate[Any, Served, _Asked], _Answer],
+) -> Callable[Concatenate[Any, _Asked], _Answer]:
+    """Hand a method the newest whole generation, which it takes behind ``self``.
+
+    Where it meets damage and another generation is whole, it is handed that one: the one place where a call
+    falls back.
+    """
+
+    @wraps(method)
+    def reading(own: ServedGeneration, *args: _Asked.args, **named: _Asked.kwargs) -> _Answer:
+        served = own.take()
+        try:
+            return method(own, served, *args, **named)
+        except PartitionsMissingError:
+            raise
+        except (IntegrityError, StorageError):
+            if not own.is_replaced(served.generation):
+                raise
+            return method(own, own.take(), *args, **named)
+
+    return reading
+
+
+class ServedGeneration:
+    """Hands out the newest intact generation, with the encoder that made it.
+
+    ``timeout_seconds`` bounds reading a filter's documents. ``verify`` hashes every file when it is opened
+    first, also those that this machine has hashed before. ``encoder`` is the one encoder there is, or loads
+    that of a generation; ``open_one`` opens a generation elsewhere than here, and raises
+    :class:`StorageError` where the one before is to be served on. Safe to ask from several threads.
+    """
+
+    def __init__(
+        self,
+        layout: CollectionLayout,
+        encoder: QueryEncoder | LoadEncoder,
+        open_one: OpenOne | None = None,
+        *,
+        timeout_seconds: float | None = None,
+        verify: bool = False,
+    ) -> None:
+        layout.require_exists()
+        self._layout = layout
+        self._current_path = layout.current_path
+        self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
+        self._load_encoder = (lambda _: encoder) if isinstance(encoder, QueryEncoder) else encoder
+        self._lock, self._look_lock = threading.Lock(), threading.Lock()
+        self._look_at = 0.0
+        self._stamp = self._read_stamp()
+        self._open_one = open_one
+        generation = open_latest_intact_generation(layout, Checks(verify=verify), open_one)
+        loaded = self._load_encoder(generation)
+        require_encoder(generation, loaded)
+        self._served = Served(generation, loaded, _reader_of(generation), self._timeout)
+        self._describe(generation)
+        self._refusal: FingerprintMismatchError | None = None
+        self._damage: IntegrityError | None = None
+        self._damaged_files: frozenset[str] = frozenset()
+        """Files of Lance that were found damaged: hashed before a generation with one is served again."""
+        if layout.replica is not None:
+            threading.Thread(
+                target=_follow, args=[weakref.ref(self), layout], name="cairn-follow", daemon=True
+            ).start()
+
+    @property
+    def generation(self) -> Generation:
+        """The generation that the next call would answer from, where it has all its partitions."""
+        found = self.take().generation
+        found.require_all()
+        return found
+
+    @property
+    def last_generation(self) -> Generation:
+        """The generation that answered last, without a look at what has become of it."""
+        return self._served.generation
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know.
+
+        A sentence while an older generation than the published one is served or files of this one are
+        damaged, nothing when all is well.
+        """
+        return () if self._warning is None else (self._warning,)
+
+    @property
+    def is_answering(self) -> bool:
+        """Tell whether calls are answered: not where all generations are damaged, or lack partitions."""
+        return self._damage is None and not self.last_generation.missing
+
+    @of_whole
+    def reading(
+        self,
+        served: Served,
+        read: Callable[Concatenate[Served, _Asked], _Answer],
+        *args: _Asked.args,
+        **named: _Asked.kwargs,
+    ) -> _Answer:
+        """Return what ``read`` reads of the newest whole generation, and is asked for.
+
+        Where that lacks partitions, :class:`PartitionsMissingError` is raised.
+        """
+        served.generation.require_all()
+        return read(served, *args, **named)
+
+    def take(self) -> Served:
+        """Return the generation to answer one call from; a newly published one is taken up.
+
+        While one thread opens a new generation, the others go on with the old one, or wait where its tables
+        went away with it. A new generation made by another encoder than there is raises
+        :class:`FingerprintMismatchError`.
+        """
+        use_lance()
+        if self._is_due() and self._lock.acquire(blocking=not self.last_generation.folder.exists()):
+            try:
+                if self._is_due():
+                    self._take_up()
+            finally:
+                self._lock.release()
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        served, damage = self._served, self._damage
+        if damage is None:
+            try:
+                served.generation.require_whole()
+            except IntegrityError as error:
+                damage = error
+            else:
+                return served
+        return self._fall_back(served.generation, damage)
+
+    def is_replaced(self, failed: Generation) -> bool:
+        """Look for a publication or damage after a read failed; tell whether another generation answers now.
+
+        Hashes what the failed one reads of Lance, at most every :data:`RETRY_SECONDS`. Raises the
+        :class:`IntegrityError` of damage that leaves no generation to answer.
+        """
+        with contextlib.suppress(CairnError):
+            self.take()
+        with self._look_lock:
+            if self.last_generation is failed and self._damage is None and time.monotonic() >= self._look_at:
+                self._look_at = self._next_retry()
+                error = failed.damage_of_rows()
+                if error is not None:
+                    with contextlib.suppress(IntegrityError):
+                        self._fall_back(failed, error)
+        if self.last_generation is failed and self._damage is not None:
+            raise self._damage.with_traceback(None)
+        return self.last_generation is not failed
+
+    def _fall_back(self, damaged: Generation, error: IntegrityError) -> Served:
+        """Serve the newest whole generation in the place of one that was damaged while it was served.
+
+        Where there is none, ``error`` is raised, and files are looked at again every :data:`RETRY_SECONDS`.
+        """
+        with self._lock:
+            is_due = self._damage is None or self._retry_at is None or time.monotonic() >= self._retry_at
+            if self.last_generation is damaged and is_due:
+                self._damaged_files |= {name for each in damaged.lance_files for name in each.damaged}
+                try:
+                    checks = Checks(suspects=self._damaged_files)
+                    opened = open_latest_intact_generation(self._layout, checks, self._open_one)
+                    self._serve(opened)
+                except (IntegrityError, StorageError):
+                    self._damage, self._retry_at = error, self._next_retry()
+                    raise error from None
+                log.warning(
+                    "search.fell_back collection=%s damaged=%d generation=%d",
+                    self._layout.name,
+                    damaged.number,
+                    opened.number,
+                )
+        served = self._served
+        if served.generation is damaged:
+            raise error
+        return served
+
+    def _is_due(self) -> bool:
+        if self._retry_at is not None and time.monotonic() >= self._retry_at:
+            return True
+        return self._read_stamp() != self._stamp
+
+    def _take_up(self) -> None:
+        stamp = self._read_stamp()
+        generation = self.last_generation
+        try:
+            checks = Checks(suspects=self._damaged_files)
+            opened = open_generation(self._layout, checks=checks, open_one=self._open_one)
+            self._serve(opened)
+        except (IntegrityError, StorageError) as error:
+            self.is_outdated = self._is_behind(generation)
+            self._warning = (
+                f"generation {generation.number} is still served, the published one is not: {error}"
+            )
+            self._retry_at = self._next_retry()
+            self._stamp = stamp
+            log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, generation.number)
+            return
+        self._stamp, self._damaged_files = stamp, frozenset()
+        log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
+
+    def _serve(self, opened: Generation) -> None:
+        """Answer from a generation with its encoder; where that is not there, every call is refused."""
+        encoder = self._served.encoder
+        try:
+            if encoder.fingerprint != opened.manifest.fingerprints["encoder"]:
+                encoder = self._load_encoder(opened)
+            require_encoder(opened, encoder)
+        except FingerprintMismatchError as error:
+            self._refusal = error
+        else:
+            self._served = Served(opened, encoder, _reader_of(opened), self._timeout)
+            self._refusal = None
+        self._damage = None
+        self._describe(opened)
+
+    def _describe(self, opened: Generation) -> None:
+        """Note what the user should know of a generation, and when to look for a better one."""
+        self._warning: str | None = opened.warning
+        self.is_outdated = self._is_behind(opened)
+        self._retry_at = None if opened.warning is None else self._next_retry()
+
+    def _is_behind(self, generation: Generation) -> bool:
+        try:
+            return self._layout.current_generation_number() not in (None, generation.number)
+        except IntegrityError:  # what was published cannot be told
+            return False
+
+    def _read_stamp(self) -> Stamp | None:
+        try:
+            found = self._current_path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    @staticmethod
+    def _next_retry() -> float:
+        return time.monotonic() + RETRY_SECONDS
+
+
+def _reader_of(generation: Generation) -> IndexReader:
+    return ShardedReader(generation) if isinstance(generation, ShardedGeneration) else LocalReader(generation)
+
+
+def require_encoder(generation: Generation, encoder: QueryEncoder) -> None:
+    """Raise :class:`FingerprintMismatchError` unless this encoder made the generation."""
+    expected = generation.manifest.fingerprints["encoder"]
+    if encoder.fingerprint != expected:
+        raise FingerprintMismatchError(
+            f"the query encoder must be the one collection {generation.layout.name!r} was built with "
+            f"({expected[:12]}…), got {encoder.fingerprint[:12]}…; open the collection with its own model "
+            "and settings, or build it again"
+        )
+
+
+def _follow(served: weakref.ref[ServedGeneration], layout: CollectionLayout) -> None:
+    """Keep a copy up to date while it is being searched; failures are noted as outages of its store."""
+    while served() is not None:
+        time.sleep(REFRESH_SECONDS)
+        try:
+            layout.refresh()
+        except CairnError as error:
+            note_outage(layout.replica.uri if layout.replica else layout.name, error)
+
 
 Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
 Encode = Callable[[QueryEncoder, Sequence[str]], Vectors]
@@ -130,7 +465,7 @@ class Searcher(ServedGeneration):
         explanations, late = None, None
         if isinstance(encoded, EncodedQueries) and (explanations := _explanations(search, encoded)):
             late = [each and each.late for each in explanations]
-            if generation.manifest.encoder.shows_states:  # else another model's words are known
+            if generation.shows_states:  # else another model's words are known
                 unknown = [place for place, tokens in enumerate(encoded.tokens) if not len(tokens.ids_T)]
                 search = replace(search, unknown=unknown)
         vectors = np.zeros((len(vectors_QV), dim), np.float32) if by_words else unit_vectors(vectors_QV, dim)
@@ -226,7 +561,7 @@ class Searcher(ServedGeneration):
         options = SearchOptions(
             passages=0, restriction=restriction, hide_word_statistics=True, partial=asked.partial
         )
-        _, allowed = visible_documents(served, restriction)
+        allowed = served.matching(restriction)
         key = served.encoder.fingerprint + json.dumps(restriction, sort_keys=True)
         is_first = self._calibrating.acquire(blocking=False)
         try:

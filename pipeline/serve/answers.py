@@ -32,8 +32,7 @@ from cairn.pipeline.errors import (
 from cairn.pipeline.index.generation import OpenOne
 from cairn.pipeline.index.names import resolve_root
 from cairn.pipeline.search.rerank import reranked, widened
-from cairn.pipeline.search.searcher import check_queries
-from cairn.pipeline.search.served import Served
+from cairn.pipeline.search.searcher import Served, check_queries
 from cairn.pipeline.search_options import MAX_TOP_K, SearchKeywords, SearchOptions
 from cairn.pipeline.serve.collections import Collections, LoadEncoder, ServedCollection
 from cairn.pipeline.serve.corpus_map import MapCache

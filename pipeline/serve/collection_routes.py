@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Final, cast
 
-from cairn.pipeline.search import documents
+from cairn.pipeline.search import contents
 from cairn.pipeline.search.contents import (
     DEFAULT_VALUES,
     MAX_PAGE,
@@ -154,7 +154,7 @@ async def count_values(request: FacetsRequest, asked: Searched) -> Response:
 async def count_documents(request: CountRequest, asked: Searched) -> CountReply:
     """Count the documents that match a filter."""
     within = asked.restriction, plain(request.filters)
-    generation, positions = await asked.read(documents.visible_documents, *within)
+    generation, positions = await asked.read(contents.visible_documents, *within)
     return CountReply(generation=generation.number, documents=len(positions))
 
 
@@ -174,7 +174,7 @@ async def read_document(
     max_characters: Annotated[int, Query(ge=1, le=MAX_DOCUMENT_CHARACTERS)] = DEFAULT_DOCUMENT_CHARACTERS,
 ) -> Response:
     """Give a document by its id, or a stretch of its text."""
-    document = await asked.read(documents.read_document, doc_id, asked.restriction)
+    document = await asked.read(contents.read_document, doc_id, asked.restriction)
     if document is None:
         raise Kind.UNKNOWN_DOCUMENT()
     text = document.text[start_char : start_char + max_characters]
@@ -186,7 +186,7 @@ async def read_document(
 @router.get("/{name}/lineage/{doc_id:doc_id}")
 async def read_lineage(doc_id: DocId, asked: Searched) -> Lineage:
     """Say where a document came from, and what its vectors were made with."""
-    found = await asked.read(documents.read_lineage, doc_id, asked.restriction)
+    found = await asked.read(contents.read_lineage, doc_id, asked.restriction)
     if found is None:
         raise Kind.UNKNOWN_DOCUMENT()
     return found
@@ -217,7 +217,7 @@ async def log_click(click: ClickRequest, asked: Searched) -> ClickReply:
     await asked.served()
     feedback = asked.state.feedback
     if feedback is not None:
-        if await asked.read(documents.read_document, click.doc_id, asked.restriction) is None:
+        if await asked.read(contents.read_document, click.doc_id, asked.restriction) is None:
             raise Kind.UNKNOWN_DOCUMENT()
         feedback.clicked(asked.name, click.query, click.doc_id, click.rank)
     return ClickReply(logged=feedback is not None)
@@ -238,7 +238,7 @@ def _describe(served: ServedCollection, asked: Asked) -> CollectionDescription:
         name=served.name,
         generation=generation.number,
         created_at=manifest.created_at,
-        documents=searcher.reading(documents.count_documents, asked.restriction),
+        documents=searcher.reading(contents.count_documents, asked.restriction),
         chunks=manifest.chunks if asked.restriction is None else None,
         vector_dim=manifest.vector_dim,
         landmark_interval=manifest.encoder.landmark_interval,

@@ -10,11 +10,10 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from cairn.pipeline.context.drift import Drift, measure_drift
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.documents import visible_documents
+from cairn.pipeline.search.contents import visible_documents
 from cairn.pipeline.search.filters import matching_documents
 from cairn.pipeline.search.hits import read_rows
-from cairn.pipeline.search.searcher import Searcher
-from cairn.pipeline.search.served import Served
+from cairn.pipeline.search.searcher import Searcher, Served
 from cairn.pipeline.serve.answers import Asked, Searched
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.corpus_map import (

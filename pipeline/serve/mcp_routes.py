@@ -17,8 +17,7 @@ from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.frameworks.source import Readable
 from cairn.pipeline.line.live import LiveWriter, Receipt
 from cairn.pipeline.line.written_rows import Stored
-from cairn.pipeline.search.contents import list_matches, summarise_columns
-from cairn.pipeline.search.documents import count_documents, read_document
+from cairn.pipeline.search.contents import count_documents, list_matches, read_document, summarise_columns
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.serve.answers import SearchGrant, ServerState

@@ -30,8 +30,8 @@ from cairn.pipeline.errors import DocumentsRefusedError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line.live import Receipt
 from cairn.pipeline.manifest import COLLECTION_NAME
-from cairn.pipeline.search.documents import count_documents, read_document, read_documents, visible_documents
-from cairn.pipeline.search.served import Served
+from cairn.pipeline.search.contents import count_documents, read_document, read_documents, visible_documents
+from cairn.pipeline.search.searcher import Served
 from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.serve.answers import (
     Asked,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 from cairn.pipeline.manifest import COLLECTION_NAME
 from cairn.pipeline.options import Option, options_of
 from cairn.pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING_BYTES, TREE_FIELDS
-from cairn.pipeline.search.passages import DEFAULT_CHUNK_TOKENS
+from cairn.pipeline.search.ranking import DEFAULT_CHUNK_TOKENS
 from cairn.pipeline.search.rerank import RERANK_DOCUMENTS
 from cairn.pipeline.search_options import MAX_QUERY_BYTES, SearchKeywords, SearchOptions
 from cairn.pipeline.types import CollectionSummary, Hit

@@ -30,7 +30,7 @@ from cairn.pipeline.index.layout import CollectionLayout, list_states
 from cairn.pipeline.index.maintenance import drop_collection
 from cairn.pipeline.line.kept_keys import KEPT_KEYS
 from cairn.pipeline.line.live import REST_SHARE, LiveWriter
-from cairn.pipeline.search.documents import ids_of_matches, read_row
+from cairn.pipeline.search.contents import ids_of_matches, read_row
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.serve.collections import Collections, ServedCollection
 from cairn.pipeline.serve.problems import Kind, ProblemError, search_problem

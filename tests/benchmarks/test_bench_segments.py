@@ -15,8 +15,14 @@ from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.recovery import prepare_writer
-from cairn.pipeline.search.candidates import best_documents, bm25_documents, bm25_passages, words_asked
-from cairn.pipeline.search.reader import LocalReader, NearestAsked
+from cairn.pipeline.search.reader import (
+    LocalReader,
+    NearestAsked,
+    best_documents,
+    bm25_documents,
+    bm25_passages,
+    words_asked,
+)
 from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
 
 from tests.benchmarks.clustered import batch, matrix

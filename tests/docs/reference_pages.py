@@ -215,7 +215,7 @@ _LITERAL: Final = re.compile(r"``([^`]+)``")
 def python_library() -> Iterator[str]:
     """Yield the lines of the page."""
     from cairn.pipeline.client.clients import AsyncRemoteCollection, RemoteCollection
-    from cairn.pipeline.search.documents import StoredDocuments
+    from cairn.pipeline.search.contents import StoredDocuments
 
     yield "Import these names from `cairn`. Options of a search are listed at the end.\n"
     shown = {name: getattr(library, name) for name in library.__all__ if not name.startswith("__")}

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cairn.pipeline.index.segments.segment import DeletedRows, JoinedWords
-from cairn.pipeline.index.words import write_passage_terms
+from cairn.pipeline.index.segments.words import write_passage_terms
 from cairn.pipeline.lexical import bm25 as bm25_module
 from cairn.pipeline.lexical.bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
 from cairn.pipeline.lexical.tokenizer import Variants, terms_of_query

@@ -38,9 +38,8 @@ from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.line.recontextualise import recontextualise
 from cairn.pipeline.manifest import PartitionRecord
-from cairn.pipeline.search.documents import read_document
-from cairn.pipeline.search.searcher import Searcher
-from cairn.pipeline.search.served import Served
+from cairn.pipeline.search.contents import read_document
+from cairn.pipeline.search.searcher import Searcher, Served
 
 from tests.damages import put
 from tests.small_ingests import ingest_rows, stopped_at, text_of, write_rows

@@ -21,7 +21,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.object_folder import ObjectFolder
 from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.verify import verify_collection
-from cairn.pipeline.search import served as served_module
+from cairn.pipeline.search import searcher
 
 from tests.served_stones import wait_until
 
@@ -50,7 +50,7 @@ def on(
     It returns the exit code and what stdout says in JSON.
     """
     monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
-    monkeypatch.setattr(served_module, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(searcher, "REFRESH_SECONDS", 0.05)
     monkeypatch.setenv("CAIRN_ROOT", ROOT)
     monkeypatch.chdir(tmp_path)
     put_corpus(object_store, TEXTS)

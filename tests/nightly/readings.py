@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.search.documents import count_documents, read_document
+from cairn.pipeline.search.contents import count_documents, read_document
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchOptions
 

@@ -5,10 +5,15 @@ import pytest
 from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.lexical import bm25 as bm25_module
-from cairn.pipeline.search import candidates, reader
-from cairn.pipeline.search.candidates import (
+from cairn.pipeline.search import reader
+from cairn.pipeline.search.filters import allowed_documents, compile_filter, table_errors
+from cairn.pipeline.search.reader import (
     MAX_WORDS,
     BM25Scores,
+    LocalReader,
+    LocalScores,
+    NearestAsked,
+    ScoresAsked,
     best_documents,
     bm25_documents,
     bm25_passages,
@@ -19,8 +24,6 @@ from cairn.pipeline.search.candidates import (
     score_windows,
     words_asked,
 )
-from cairn.pipeline.search.filters import allowed_documents, compile_filter, table_errors
-from cairn.pipeline.search.reader import LocalReader, LocalScores, NearestAsked, ScoresAsked
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +81,10 @@ def test_merged_nominees_are_the_union_ascending_cut_where_their_chunks_are_too_
 
     assert merged([7, 3], [3, 1], []) == [1, 3, 7]
     counts = np.diff(generation.chunk_offsets)
-    monkeypatch.setattr(candidates, "MAX_SCORED_CHUNKS", int(counts[[9, 4, 8]].sum()))
+    monkeypatch.setattr(reader, "MAX_SCORED_CHUNKS", int(counts[[9, 4, 8]].sum()))
     assert merged([9, 8, 1], [4, 2, 0])[0] != 0, "the lowest in every ranking goes"
     assert merged([9, 8, 1], [4, 8, 0]) == [4, 8, 9]
-    monkeypatch.setattr(candidates, "MAX_SCORED_CHUNKS", 1)
+    monkeypatch.setattr(reader, "MAX_SCORED_CHUNKS", 1)
     assert merged(list(range(10)), least=4) == [0, 1, 2, 3]
 
 
@@ -90,9 +93,8 @@ def scores_of(generation: Generation, positions: np.ndarray, query: np.ndarray) 
 
 
 def decoded_in_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(candidates, "BLOCK_WINDOWS", block)
+    monkeypatch.setattr(reader, "BLOCK_WINDOWS", block)
     monkeypatch.setattr(reader, "BLOCK_CHUNKS", block)
-    monkeypatch.setattr(reader, "blocks", lambda counts: candidates.blocks(counts, block))
 
 
 @pytest.mark.parametrize("block", [1, 10, 10_000])
@@ -195,7 +197,7 @@ def test_bm25_of_few_allowed_documents_is_that_of_a_look_at_all(
     found: list[list[list[float]]] = []
     words = words_of(generation, query)
     for share, counts in ((1, 1 << 22), (1, 1), (1_000, 1)):  # those alone, a word at a time, then all
-        monkeypatch.setattr(candidates, "FEW_SHARE", share)
+        monkeypatch.setattr(reader, "FEW_SHARE", share)
         monkeypatch.setattr(bm25_module, "BLOCK_COUNTS", counts)
         few = few_documents(generation, allowed)
         assert (few is None) == (share > 1)

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.collection import Collection
 from cairn.pipeline.errors import ConfigError, FilterError, RestrictionError
-from cairn.pipeline.search.contents import list_matches, summarise_columns
-from cairn.pipeline.search.documents import count_documents, read_document
+from cairn.pipeline.search.contents import count_documents, list_matches, read_document, summarise_columns
 from cairn.pipeline.search.searcher import Searcher
 
 LATE = {"type": "gte", "key": "year", "value": 1993}

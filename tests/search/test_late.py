@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.columns import CodeColumn, TokenVectors
-from cairn.pipeline.search.late import (
+from cairn.pipeline.index.segments.segment import CodeColumn, TokenVectors
+from cairn.pipeline.search.fusion import (
     JUDGED_WINDOWS,
     MAX_QUERY_TOKENS,
     LateQuery,

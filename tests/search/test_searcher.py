@@ -16,8 +16,7 @@ from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.lexical.languages import language_of
 from cairn.pipeline.lexical.tokenizer import terms_of_query
-from cairn.pipeline.search.candidates import words_asked
-from cairn.pipeline.search.reader import LocalReader
+from cairn.pipeline.search.reader import LocalReader, words_asked
 from cairn.pipeline.search.searcher import Searcher, check_queries, unit_vectors
 from cairn.pipeline.search_options import Granularity, SearchOptions
 from cairn.pipeline.types import Hit, SearchResult

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.search import passages
-from cairn.pipeline.search.candidates import window_scores, words_asked
-from cairn.pipeline.search.passages import ShownTexts, window_size
+from cairn.pipeline.search import ranking
+from cairn.pipeline.search.ranking import ShownTexts, window_size
+from cairn.pipeline.search.reader import window_scores, words_asked
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import Granularity
 from cairn.pipeline.types import SearchResult
@@ -169,7 +169,7 @@ def test_a_budget_is_filled_with_the_best_passages_of_all_documents(
     max_characters: int,
     first_look: int,
 ) -> None:
-    monkeypatch.setattr(passages, "FIRST_LOOK", first_look)
+    monkeypatch.setattr(ranking, "FIRST_LOOK", first_look)
     every = searcher.search(QUERY, hybrid=False, top_k=200)
     found = searcher.search(QUERY, hybrid=False, top_k=200, max_characters=max_characters)
     expected = naive_reading(stones, every, encoder.encode_queries([QUERY])[0], max_characters)

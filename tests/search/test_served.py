@@ -17,7 +17,7 @@ from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.names import CHUNKS_FAISS
 from cairn.pipeline.index.recovery import repair_collection
-from cairn.pipeline.search import served
+from cairn.pipeline.search import searcher as searcher_module
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import QueryEncoder
 
@@ -74,7 +74,7 @@ def test_damaged_new_generation_leaves_the_old_one_serving_with_a_warning_until_
     assert "SHA-256" in searcher.warnings[0]
     damage(layout, 2)  # flips the same bit back
     with monkeypatch.context() as patched:
-        patched.setattr(served, "open_generation", lambda *_, **__: pytest.fail("opened again"))
+        patched.setattr(searcher_module, "open_generation", lambda *_, **__: pytest.fail("opened again"))
         assert searcher.search("slate").generation == 1
     searcher._retry_at = 0.0
     assert searcher.search("slate").generation == 2
@@ -93,7 +93,7 @@ def test_file_that_is_cut_while_it_is_open_is_an_error_and_is_not_looked_at_unti
         with pytest.raises(DamageError, match=f"{name} of generation 1 must have .* bytes, got 10"):
             searcher.search("slate")
         monkeypatch.setattr(
-            served, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again")
+            searcher_module, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again")
         )
 
 
@@ -102,7 +102,7 @@ def test_unchanged_or_touched_collection_is_not_opened_again(
 ) -> None:
     publish(layout, 5)
     searcher = Searcher(layout, encoder)
-    monkeypatch.setattr(served, "open_generation", lambda *_, **__: pytest.fail("opened again"))
+    monkeypatch.setattr(searcher_module, "open_generation", lambda *_, **__: pytest.fail("opened again"))
     searcher.search("slate")
     os.utime(layout.generation_folder(1) / CHUNKS_FAISS)
     assert searcher.search("slate").generation == 1
@@ -219,14 +219,14 @@ def test_thread_waits_for_the_new_generation_only_where_the_old_one_went_away(
     for version in range(1, publications + 1):
         previous = publish(layout, 12, version=version, replaces=previous)
     is_opening, may_open = threading.Event(), threading.Event()
-    open_generation = served.open_generation
+    open_generation = searcher_module.open_generation
 
     def slowly(asked: CollectionLayout, **named: Any) -> Generation:
         is_opening.set()
         assert may_open.wait(600)
         return open_generation(asked, **named)
 
-    monkeypatch.setattr(served, "open_generation", slowly)
+    monkeypatch.setattr(searcher_module, "open_generation", slowly)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(searcher.search, "slate")
         assert is_opening.wait(600)

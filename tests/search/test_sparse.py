@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.words import sparse_term
-from cairn.pipeline.search import sparse
-from cairn.pipeline.search.sparse import sparse_documents
+from cairn.pipeline.index.segments.words import sparse_term
+from cairn.pipeline.search import reader
+from cairn.pipeline.search.reader import sparse_documents
 from cairn.pipeline.types import SPARSE_STEP
 
 NUM_TOKENS = 12
@@ -62,8 +62,8 @@ def by_every_passage(generation: Any, size: int) -> np.ndarray:
 def test_best_documents_are_those_of_every_passage(
     generation: Any, monkeypatch: pytest.MonkeyPatch, size: int, limit: int, block: int
 ) -> None:
-    monkeypatch.setattr(sparse, "BLOCK_POSTINGS", block)
-    monkeypatch.setattr(sparse, "BLOCK_CHUNKS", block)
+    monkeypatch.setattr(reader, "BLOCK_POSTINGS", block)
+    monkeypatch.setattr(reader, "BLOCK_CHUNKS", block)
     expected = by_every_passage(generation, size)
     for allowed in (None, np.arange(0, 40, 3)):
         documents, scores = sparse_documents(generation, QUERY, size, allowed, limit)

@@ -19,7 +19,7 @@ from cairn.pipeline.index.names import CHUNKS_FAISS
 from cairn.pipeline.index.publish import remove_generations
 from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.repartition import repartition
-from cairn.pipeline.search import served
+from cairn.pipeline.search import searcher
 from cairn.pipeline.search.calibration import GENERAL_QUESTIONS
 from cairn.pipeline.serve import collections
 from cairn.pipeline.serve.app import create_app
@@ -141,7 +141,7 @@ def test_collection_built_by_another_encoder(own_root, tmp_path, serve, ingest, 
 def test_failure_is_remembered_until_the_retry_is_due(own_root, serve, monkeypatch, is_due):
     if is_due:
         monkeypatch.setattr(collections, "RETRY_SECONDS", 0.0)
-        monkeypatch.setattr(served, "RETRY_SECONDS", 0.0)
+        monkeypatch.setattr(searcher, "RETRY_SECONDS", 0.0)
     damage(own_root, "stones")
     client = serve(ServeSettings(root=own_root))
     assert asked(client, "stones") == (503, "collection-damaged")

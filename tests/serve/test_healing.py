@@ -26,7 +26,7 @@ from tests.served_stones import wait_until
 @pytest.fixture(autouse=True)
 def nothing_is_looked_at_again_by_itself(monkeypatch):
     """However long a busy machine takes to mend: what is mended is taken up at once."""
-    monkeypatch.setattr("cairn.pipeline.search.served.RETRY_SECONDS", 10_000.0)
+    monkeypatch.setattr("cairn.pipeline.search.searcher.RETRY_SECONDS", 10_000.0)
 
 
 def hits(client):

@@ -10,6 +10,6 @@ a position is a row of a scan of Lance, and no one beyond this package sees segm
 segment, and links the files of the others into its folder. Scores do not depend on how rows are cut into
 segments: statistics are summed, and ties go by position and id.
 
-``segment`` opens one and reads several as one, ``writer`` makes one of rows, and ``assembly`` puts those of a
-new generation together.
+``segment`` opens one and reads several as one. ``writer`` makes one of rows, and ``words`` its files of
+words. ``assembly`` puts those of a new generation together.
 """

@@ -1,8 +1,20 @@
 """A segment opened, and several read as one by position among the rows that are left.
 
-Files are trusted here: they are compared with the manifest when their generation is opened. The columns of a
-single segment without deleted rows are those of its mapped files; others are joined in memory when they are
-first asked for: 20 bytes a document and its id, 24 bytes a chunk.
+Its Arrow files tie a position in a FAISS file to a row, a span, a document, words, tokens. Each is ONE
+uncompressed record batch, so that readers map it and view columns as numpy arrays without a copy. They are
+trusted here: they are compared with the manifest when their generation is opened. The columns of a single
+segment without deleted rows are those of its mapped files; others are joined in memory when they are first
+asked for: 20 bytes a document and its id, 24 bytes a chunk.
+
+``tokens.arrow`` holds the codes of every chunk's tokens, and of every title's, for late interaction:
+
+    row m    vectors of chunk m    vectors of its document's title, in the first row of a document
+    vector   codes of dims · bits / 8 bytes, then one byte: characters since the token before began
+
+Its rows stand in the order of ``chunks.arrow``, so the codes of a window of chunks are one stretch of bytes.
+Codes of two files of one codebook are joined without being decoded.
+
+    N documents    M chunks    T tokens
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -10,29 +22,20 @@ first asked for: 20 bytes a document and its id, 24 bytes a chunk.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.index.columns import (
-    CHUNK_POSITIONS_SCHEMA,
-    DOCUMENT_POSITIONS_SCHEMA,
-    LENGTHS_SCHEMA,
-    TOKEN_FILE_COLUMNS,
-    TOKEN_FILE_SCHEMA,
-    ChunkTokens,
-    CodeColumn,
-    TokenVectors,
-    open_positions,
-)
 from cairn.pipeline.index.names import (
     CHUNKS,
     CHUNKS_ARROW,
@@ -46,13 +49,96 @@ from cairn.pipeline.index.names import (
     PASSAGES_ARROW,
     TITLES_ARROW,
 )
-from cairn.pipeline.index.words import PASSAGE_TERMS_SCHEMA
 from cairn.pipeline.manifest import Manifest, SegmentRecord
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.token_vectors.codebook import load_token_coder
+from cairn.pipeline.token_vectors.codebook import TokenCoder, load_token_coder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.vector_index.faiss_index import NO_POSITION, FaissIndex, best_first, open_faiss_index
 from jaxtyping import Float32, Int32, Int64, Integer, UInt8, UInt32
+
+DOCUMENT_POSITIONS_SCHEMA = pa.schema(
+    [
+        pa.field("doc_id", pa.large_string(), nullable=False),
+        pa.field("chunk_offset", pa.int64(), nullable=False),
+        pa.field("num_chunks", pa.int32(), nullable=False),
+        pa.field("cluster_id", pa.int32(), nullable=False),
+        pa.field("num_tokens", pa.int32(), nullable=False),
+        pa.field("content", pa.uint64(), nullable=False),
+        pa.field("by_id", pa.int32(), nullable=False),
+    ]
+)
+"""``documents.arrow``: one row a document, in table order.
+
+The row's number is the document's position in ``documents.faiss``. ``content`` is the beginning of the hash
+of what the document holds. ``by_id`` are the numbers of the rows in the order of their ids, so that an id is
+found by bisection.
+"""
+
+CHUNK_POSITIONS_SCHEMA = pa.schema(
+    [
+        pa.field("document_position", pa.int64(), nullable=False),
+        pa.field("start_char", pa.int64(), nullable=False),
+        pa.field("end_char", pa.int64(), nullable=False),
+    ]
+)
+"""``chunks.arrow``: one row a chunk, documents in order, chunks by ordinal.
+
+Its number is the position in ``chunks.faiss``.
+"""
+
+
+LENGTHS_SCHEMA = pa.schema(
+    [
+        pa.field("text_words", pa.int32(), nullable=False),
+        pa.field("title_words", pa.int32(), nullable=False),
+        pa.field("language", pa.uint8(), nullable=False),
+    ]
+)
+"""``lengths.arrow``: one row a document, its words as BM25 counts them, and the language they are in."""
+
+PASSAGE_TERMS_SCHEMA = pa.schema(
+    [
+        pa.field("term", pa.large_string(), nullable=False),
+        pa.field("chunks", pa.large_list(pa.field("item", pa.uint32(), nullable=False)), nullable=False),
+        pa.field("counts", pa.large_list(pa.field("item", pa.uint8(), nullable=False)), nullable=False),
+    ]
+)
+"""``passages.arrow`` and ``titles.arrow``: see :mod:`cairn.pipeline.index.segments.words`."""
+
+TOKEN_FILE_SCHEMA = pa.schema(
+    [
+        pa.field("token_codes", pa.large_binary(), nullable=False),
+        pa.field("title_codes", pa.large_binary(), nullable=False),
+    ]
+)
+TOKEN_FILE_COLUMNS = tuple(TOKEN_FILE_SCHEMA.names)
+"""``tokens.arrow``: one row a chunk."""
+
+
+_mapped: WeakValueDictionary[tuple[int, int, int, int], pa.RecordBatch] = WeakValueDictionary()
+"""Files that someone reads, so that none of their inodes is another file's."""
+
+
+def open_positions(path: Path, schema: pa.Schema) -> pa.RecordBatch:
+    """Map a position file; anything but one batch of the schema raises :class:`DamageError`.
+
+    One that is mapped already, under another generation's name too, is the same batch.
+    """
+    try:
+        file = pa.memory_map(str(path))
+        found = os.fstat(file.fileno())  # of what is mapped: the name may be another file's by now
+        key = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        known = _mapped.get(key)
+        if known is not None and known.schema.equals(schema):
+            return known
+        reader = pa.ipc.open_file(file)
+        if reader.num_record_batches == 1 and reader.schema.equals(schema):
+            batch = _mapped[key] = reader.get_batch(0)
+            return batch
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DamageError(f"{path.name} cannot be read") from error
+    raise DamageError(f"{path.name} must hold one batch of {', '.join(schema.names)}")
+
 
 FEW_DOCUMENTS: Final = 64
 """So many ids are looked up one by one; for more, all ids of a segment are compared."""
@@ -485,7 +571,7 @@ def _places(files: Sequence[tuple[_Words, int]], term: str) -> list[tuple[_Words
 
 
 class _Words:
-    """One file of :mod:`cairn.pipeline.index.words`, without its deleted chunks."""
+    """One file of :mod:`cairn.pipeline.index.segments.words`, without its deleted chunks."""
 
     def __init__(self, terms: pa.RecordBatch, deleted: DeletedRows) -> None:
         column = terms.column("term")
@@ -547,6 +633,68 @@ def _num_deleted(
     behind, at = np.searchsorted(chunks, wanted, side="right"), np.searchsorted(chunks, wanted)
     before, up_to = (np.cumsum(np.bincount(each, minlength=ends))[:-1] for each in (behind, at))
     return before, up_to
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ChunkTokens:
+    """The tokens of some chunks, laid end to end.
+
+    ``size_C`` are the tokens of each chunk. ``step_T`` are the characters from one token to the next, the
+    first counted from its chunk's start.
+    """
+
+    codes: UInt8[np.ndarray, "T bytes"]
+    step_T: UInt8[np.ndarray, " T"]
+    size_C: Int64[np.ndarray, " C"]
+
+
+class TokenCodes(Protocol):
+    """Where the tokens of chunks, or of titles, are read."""
+
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> ChunkTokens:
+        """Return the tokens of some chunks, in the order asked."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CodeColumn:
+    """Rows of tokens in memory or mapped: chunk ``m`` owns ``offsets_M1[m] // unit`` to the next.
+
+    ``unit`` is the size of a token in the unit of the offsets: a mapped file counts bytes.
+    """
+
+    rows: UInt8[np.ndarray, "T row_bytes"]
+    offsets_M1: Int64[np.ndarray, " M1"]
+    unit: int = 1
+
+    @classmethod
+    def of(cls, column: pa.LargeBinaryArray, vector_bytes: int) -> CodeColumn:
+        """View a column; one that does not hold whole vectors raises :class:`DamageError`."""
+        row_bytes = vector_bytes + 1
+        _, offsets, content = column.buffers()
+        ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+        ends = ends if len(ends) else np.zeros(1, np.int64)
+        num_bytes = int(ends[-1])
+        if num_bytes % row_bytes:
+            raise DamageError(f"token vectors must have {row_bytes} bytes each, got others")
+        codes = np.frombuffer(content, np.uint8, num_bytes) if num_bytes else np.zeros(0, np.uint8)
+        return cls(rows=codes.reshape(-1, row_bytes), offsets_M1=ends, unit=row_bytes)
+
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> ChunkTokens:
+        """Return the tokens of some chunks, in the order asked."""
+        start_C = self.offsets_M1[chunk_C] // self.unit
+        size_C = self.offsets_M1[chunk_C + 1] // self.unit - start_C
+        tokens = self.rows[ranges(start_C, size_C)]
+        return ChunkTokens(codes=tokens[:, :-1], step_T=tokens[:, -1], size_C=size_C)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenVectors:
+    """The token vectors of a generation: codes of chunks and titles, and the codebook that made them."""
+
+    codebook: TokenCoder
+    chunks: TokenCodes
+    titles: TokenCodes
 
 
 class JoinedCodes:

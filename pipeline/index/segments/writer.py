@@ -1,7 +1,9 @@
 """Make the files of one segment from rows of the tables: new ones, or those of several segments again.
 
-Memory does not grow with the rows, but for the vocabulary, a bit a row, and 12 bytes a document. A segment of
-few vectors keeps them as they are; others are coded by the collection's codebook.
+Memory does not grow with the rows, but for the vocabulary, a bit a row, and 12 bytes a document: columns are
+spooled to files while the tables stream past. The order of documents and chunks, their ordinals and their
+spans are checked on the way, since every later answer depends on them. A segment of few vectors keeps them as
+they are; others are coded by the collection's codebook.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
@@ -9,26 +11,20 @@ few vectors keeps them as they are; others are coded by the collection's codeboo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.durable import commit_point
+from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.faiss_library import faiss
-from cairn.pipeline.index.columns import (
-    LENGTHS_SCHEMA,
-    TOKEN_FILE_COLUMNS,
-    ColumnSpool,
-    write_chunk_positions,
-    write_document_positions,
-    write_token_vectors,
-)
 from cairn.pipeline.index.names import (
     CHUNKS,
     CHUNKS_ARROW,
@@ -42,10 +38,20 @@ from cairn.pipeline.index.names import (
     VECTOR_FILES,
 )
 from cairn.pipeline.index.rows import StoredRows
-from cairn.pipeline.index.words import (
+from cairn.pipeline.index.segments.segment import (
+    CHUNK_POSITIONS_SCHEMA,
+    DOCUMENT_POSITIONS_SCHEMA,
+    LENGTHS_SCHEMA,
+    TOKEN_FILE_COLUMNS,
+    TOKEN_FILE_SCHEMA,
+    open_positions,
+)
+from cairn.pipeline.index.segments.words import (
     CountedWords,
     count_languages,
+    mapped,
     num_words,
+    unnamed_file,
     write_passage_terms,
     write_sparse_terms,
 )
@@ -62,6 +68,10 @@ from cairn.pipeline.vector_index.faiss_build import (
 from cairn.pipeline.vector_index.faiss_index import choose_kind, faiss_kind, read_faiss_file
 from jaxtyping import Int64, UInt8
 
+COMPARED_IDS = 65_536
+"""Ids held at once where they are compared."""
+
+_VARIABLE = (pa.large_string(), pa.large_binary())
 EXACT_VECTORS: Final = 512
 """A segment of so few vectors keeps them as they are: 0.8 MB at 384 dimensions.
 
@@ -225,10 +235,162 @@ def _write_lengths(
 ) -> None:
     num_words_M = num_words(words.terms, int(chunk_offsets[-1]))
     bounds = np.concatenate([[0], np.cumsum(num_words_M)])
-    with closing(ColumnSpool(LENGTHS_SCHEMA, path)) as spool:
+    with contextlib.closing(ColumnSpool(LENGTHS_SCHEMA, path)) as spool:
         spool.append(
             text_words=np.diff(bounds[chunk_offsets]),
             title_words=num_words(titles, len(chunk_offsets) - 1),
             language=words.languages_N,
         )
         spool.finish()
+
+
+class ColumnSpool:
+    """Columns growing in unnamed files beside ``path``; :meth:`finish` writes them as one record batch."""
+
+    def __init__(self, schema: pa.Schema, path: Path) -> None:
+        self._schema = schema
+        self._path = path
+        with contextlib.ExitStack() as opened:  # all are closed, whatever fails
+            self._files: dict[str, IO[bytes]] = {
+                field.name: opened.enter_context(unnamed_file(path)) for field in schema
+            }
+            self._string_bytes: dict[str, IO[bytes]] = {
+                field.name: opened.enter_context(unnamed_file(path))
+                for field in schema
+                if field.type in _VARIABLE
+            }
+            self._string_ends = dict.fromkeys(self._string_bytes, 0)
+            for stream in (self._files[name] for name in self._string_bytes):
+                stream.write(np.int64(0).tobytes())
+            self._opened = opened.pop_all()
+        self.num_rows = 0
+
+    def append(self, **columns: Any) -> None:
+        """Append equally long columns: numpy arrays, and Arrow arrays of strings or bytes."""
+        for name, column in columns.items():
+            if name in self._string_bytes:
+                self._append_strings(name, column)
+            else:
+                dtype = self._schema.field(name).type.to_pandas_dtype()
+                self._files[name].write(np.ascontiguousarray(column, dtype=dtype).data)
+        self.num_rows += len(next(iter(columns.values())))
+
+    def _append_strings(self, name: str, column: pa.Array) -> None:
+        strings = column.cast(self._schema.field(name).type)
+        _, offsets, content = strings.buffers()
+        ends = np.frombuffer(offsets, dtype=np.int64)[strings.offset : strings.offset + len(strings) + 1]
+        if len(strings):
+            self._string_bytes[name].write(
+                memoryview(content)[ends[0] : ends[-1]] if content is not None else b""
+            )
+            self._files[name].write((ends[1:] - ends[0] + self._string_ends[name]).tobytes())
+            self._string_ends[name] += int(ends[-1] - ends[0])
+
+    def column(self, name: str) -> pa.Array:
+        """Return a column as far as it has grown, mapped."""
+        buffers = [None, mapped(self._files[name])]
+        if name in self._string_bytes:
+            buffers.append(mapped(self._string_bytes[name]))
+        return pa.Array.from_buffers(self._schema.field(name).type, self.num_rows, buffers)
+
+    def finish(self, **whole: pa.Array) -> pa.RecordBatch:
+        """Write the file and return its batch, mapped; ``whole`` are columns that were not appended to."""
+        arrays = [whole[name] if name in whole else self.column(name) for name in self._schema.names]
+        with pa.OSFile(str(self._path), "wb") as sink, pa.ipc.new_file(sink, self._schema) as writer:
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self.close()
+        return open_positions(self._path, self._schema)
+
+    def close(self) -> None:
+        """Drop the spooled columns."""
+        self._opened.close()
+
+
+def write_document_positions(rows: Iterator[pa.RecordBatch], path: Path) -> pa.RecordBatch:
+    """Write ``documents.arrow`` from a scan of its columns' sources, and of content_sha256.
+
+    Takes 12 bytes a document, for putting the ids in order.
+    """
+    with contextlib.closing(ColumnSpool(DOCUMENT_POSITIONS_SCHEMA, path)) as spool:
+        first_chunk = 0
+        for batch in rows:
+            hashes = batch.column("content_sha256").to_pylist()
+            num_chunks = batch.column("num_chunks").to_numpy().astype(np.int64)
+            ends = first_chunk + np.cumsum(num_chunks)
+            spool.append(
+                doc_id=batch.column("doc_id"),
+                chunk_offset=ends - num_chunks,
+                num_chunks=num_chunks,
+                cluster_id=batch.column("cluster_id").to_numpy(),
+                num_tokens=batch.column("num_tokens").to_numpy(),
+                content=np.array([int(sha256[:16], 16) for sha256 in hashes], np.uint64),
+            )
+            first_chunk += int(num_chunks.sum())
+        documents = spool.finish(by_id=pc.sort_indices(spool.column("doc_id")).cast(pa.int32()))
+        _require_unique(documents.column("doc_id"), documents.column("by_id").to_numpy())
+        return documents
+
+
+def _require_unique(doc_ids: pa.LargeStringArray | pa.ChunkedArray, by_id: np.ndarray) -> None:
+    """Refuse a repeated id, which stands beside itself in the order of the ids."""
+    repeated = 0
+    for start in range(0, len(by_id) - 1, COMPARED_IDS):
+        ordered = doc_ids.take(pa.array(by_id[start : start + COMPARED_IDS + 1]))
+        repeated += pc.sum(pc.equal(ordered[1:], ordered[:-1])).as_py() or 0
+    if repeated:
+        raise IntegrityError(
+            f"table `documents` must hold each doc_id once, got {repeated} repeated; run the same "
+            "ingest again, nothing was published"
+        )
+
+
+def write_chunk_positions(
+    rows: Iterator[pa.RecordBatch], documents: pa.RecordBatch, path: Path
+) -> pa.RecordBatch:
+    """Write ``chunks.arrow`` from a scan of doc_id, ordinal, start_char and end_char.
+
+    Chunks that do not stand in the order of the documents, one after another from character 0 to the end,
+    raise :class:`IntegrityError`.
+    """
+    offsets = documents.column("chunk_offset").to_numpy()
+    num_chunks = documents.column("num_chunks").to_numpy()
+    expected = int(offsets[-1] + num_chunks[-1]) if len(offsets) else 0
+    position, last_end = 0, 0
+    with contextlib.closing(ColumnSpool(CHUNK_POSITIONS_SCHEMA, path)) as spool:
+        for batch in rows:
+            positions = np.arange(position, position + batch.num_rows)
+            position += batch.num_rows
+            if position > expected:
+                break
+            owners = np.searchsorted(offsets, positions, side="right") - 1
+            ordinals = positions - offsets[owners]
+            doc_ids = documents.column("doc_id").take(pa.array(owners))
+            starts, ends = batch.column("start_char").to_numpy(), batch.column("end_char").to_numpy()
+            is_first = ordinals == 0
+            if not (
+                doc_ids.equals(batch.column("doc_id").cast(pa.large_string()))
+                and np.array_equal(ordinals, batch.column("ordinal").to_numpy())
+                and np.array_equal(starts, np.where(is_first, 0, np.concatenate(([last_end], ends[:-1]))))
+                and np.all(ends >= starts)
+            ):
+                raise _misfit(f"others up to position {position}")
+            spool.append(document_position=owners, start_char=starts, end_char=ends)
+            last_end = int(ends[-1]) if len(ends) else last_end
+        if position != expected:
+            raise _misfit(f"{position} in the place of {expected}")
+        return spool.finish()
+
+
+def _misfit(got: str) -> IntegrityError:
+    return IntegrityError(
+        "table `chunks` must hold the chunks of each document in order, with spans that cover its text, got "
+        f"{got}; run the same ingest again, nothing was published"
+    )
+
+
+def write_token_vectors(rows: Iterable[pa.RecordBatch], path: Path) -> pa.RecordBatch:
+    """Write the file from a scan of :data:`TOKEN_FILE_COLUMNS`; return it, mapped. Null is no codes."""
+    with contextlib.closing(ColumnSpool(TOKEN_FILE_SCHEMA, path)) as spool:
+        for batch in rows:
+            spool.append(**{name: batch.column(name).fill_null(b"") for name in TOKEN_FILE_COLUMNS})
+        return spool.finish()

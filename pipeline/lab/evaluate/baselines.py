@@ -34,9 +34,9 @@ from cairn.pipeline.lab.evaluate.measures import BUDGETS, RUN_DEPTH, Answer, Ran
 from cairn.pipeline.lab.evaluate.systems import Ranking, Read, System
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.candidates import bounded_words
-from cairn.pipeline.search.late import best_places, normalised_weights
-from cairn.pipeline.search.passages import new_pieces
+from cairn.pipeline.search.fusion import best_places, normalised_weights
+from cairn.pipeline.search.ranking import new_pieces
+from cairn.pipeline.search.reader import bounded_words
 from cairn.pipeline.token_vectors.codebook import token_idf
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Bool, Float, Float32, Float64, Int64

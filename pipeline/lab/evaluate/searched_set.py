@@ -21,10 +21,9 @@ import pyarrow as pa
 from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.encode.token_rows import TokenRows
 from cairn.pipeline.faiss_library import faiss
-from cairn.pipeline.index.columns import CodeColumn, TokenVectors
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.segments.segment import DeletedRows, JoinedWords
-from cairn.pipeline.index.words import count_languages, num_words, write_passage_terms
+from cairn.pipeline.index.segments.segment import CodeColumn, DeletedRows, JoinedWords, TokenVectors
+from cairn.pipeline.index.segments.words import count_languages, num_words, write_passage_terms
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
 from cairn.pipeline.lab.evaluate.measures import BUDGETS, RUN_DEPTH, Answer, RankedDocuments, Spans
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
@@ -32,9 +31,8 @@ from cairn.pipeline.lab.evaluate.systems import Ranking as AnyRanking
 from cairn.pipeline.lab.evaluate.systems import System
 from cairn.pipeline.lexical.bm25 import DocumentBM25
 from cairn.pipeline.lexical.tokenizer import main_languages
-from cairn.pipeline.search.late import LateQuery
-from cairn.pipeline.search.passages import default_window
-from cairn.pipeline.search.ranking import PreparedSearch, Ranking, rank_queries
+from cairn.pipeline.search.fusion import LateQuery
+from cairn.pipeline.search.ranking import PreparedSearch, Ranking, default_window, rank_queries
 from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.searcher import unit_vectors
 from cairn.pipeline.search_options import MAX_TOP_K, SearchOptions

@@ -28,8 +28,15 @@ from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.index.segments.segment import VectorIndex
 from cairn.pipeline.lexical.bm25 import Totals
 from cairn.pipeline.lexical.tokenizer import Variants
-from cairn.pipeline.search.candidates import (
+from cairn.pipeline.search.filters import matching_documents, table_errors
+from cairn.pipeline.search.fusion import LateQuery, window_max_sim
+from cairn.pipeline.search.reader import (
     BM25Scores,
+    Found,
+    LocalBM25,
+    LocalReader,
+    LocalScores,
+    WindowScores,
     best_documents,
     best_passages,
     bm25_documents,
@@ -38,9 +45,6 @@ from cairn.pipeline.search.candidates import (
     merge_nominees,
     words_asked,
 )
-from cairn.pipeline.search.filters import matching_documents, table_errors
-from cairn.pipeline.search.late import LateQuery, window_max_sim
-from cairn.pipeline.search.reader import Found, LocalBM25, LocalReader, LocalScores, WindowScores
 from cairn.pipeline.vector_index.faiss_index import NO_POSITION
 from jaxtyping import Bool, Float32, Int64
 

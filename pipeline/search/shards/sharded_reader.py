@@ -24,14 +24,7 @@ from typing import Final
 
 import numpy as np
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.candidates import (
-    best_by_id,
-    documents_of_best_chunks,
-    documents_of_chunks,
-    windows_of_documents,
-    words_asked,
-)
-from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.fusion import LateQuery
 from cairn.pipeline.search.reader import (
     Alone,
     Found,
@@ -43,6 +36,11 @@ from cairn.pipeline.search.reader import (
     ScoresAsked,
     TokenMatches,
     WindowScores,
+    best_by_id,
+    documents_of_best_chunks,
+    documents_of_chunks,
+    windows_of_documents,
+    words_asked,
 )
 from cairn.pipeline.search.shards.parts import (
     BestWords,

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.index.segments.segment import SAMPLED_TERMS, DeletedRows, JoinedIndex, JoinedWords
+from cairn.pipeline.index.segments.words import write_passage_terms
 from cairn.pipeline.index.segments.writer import read_codebook
-from cairn.pipeline.index.words import write_passage_terms
 from cairn.pipeline.vector_index.faiss_build import build_faiss_index, write_coded, write_flat
 from cairn.pipeline.vector_index.faiss_index import FaissIndex, open_faiss_index
 

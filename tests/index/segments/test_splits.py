@@ -19,7 +19,7 @@ from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.segments import writer
 from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.index.verify import verify_collection
-from cairn.pipeline.search.candidates import words_asked
+from cairn.pipeline.search.reader import words_asked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -17,7 +17,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection
 from cairn.pipeline.index.names import TABLES
 from cairn.pipeline.index.verify import verify_collection
-from cairn.pipeline.search.candidates import words_asked
+from cairn.pipeline.search.reader import words_asked
 
 from tests.index import stones
 

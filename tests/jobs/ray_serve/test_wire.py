@@ -12,7 +12,7 @@ import pytest
 from cairn.jobs.ray_serve.wire import pack, unpack
 from cairn.pipeline.errors import CairnError, DamageError, StorageError
 from cairn.pipeline.lexical.bm25 import Totals
-from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.fusion import LateQuery
 from cairn.pipeline.search.reader import MatchesAsked, PassagesRead, TokenMatches, WindowScores
 from cairn.pipeline.search.shards.parts import (
     BestWords,

@@ -19,8 +19,7 @@ from cairn.pipeline.index.layout import SIZES, CollectionLayout, read_manifest
 from cairn.pipeline.index.names import partition_of
 from cairn.pipeline.index.publish import remove_generations
 from cairn.pipeline.index.repartition import repartition
-from cairn.pipeline.search.contents import list_matches, summarise_columns
-from cairn.pipeline.search.documents import count_documents, read_document
+from cairn.pipeline.search.contents import count_documents, list_matches, read_document, summarise_columns
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.shards import parts, sharded_generation
 from cairn.pipeline.search.shards.parts import ShardUnreachableError

@@ -8,11 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.errors import IntegrityError
-from cairn.pipeline.index import columns
-from cairn.pipeline.index.columns import (
+from cairn.pipeline.index.segments import writer
+from cairn.pipeline.index.segments.segment import (
     CHUNK_POSITIONS_SCHEMA,
     DOCUMENT_POSITIONS_SCHEMA,
+    LENGTHS_SCHEMA,
     open_positions,
+)
+from cairn.pipeline.index.segments.writer import (
+    ColumnSpool,
     write_chunk_positions,
     write_document_positions,
 )
@@ -112,8 +116,8 @@ def test_spool_on_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: p
         files.append(Path("/dev/full").open("r+b"))  # noqa: SIM115 - the spool closes it
         return files[-1]
 
-    monkeypatch.setattr(columns, "unnamed_file", full)
-    spool = columns.ColumnSpool(columns.LENGTHS_SCHEMA, tmp_path / "lengths.arrow")
+    monkeypatch.setattr(writer, "unnamed_file", full)
+    spool = ColumnSpool(LENGTHS_SCHEMA, tmp_path / "lengths.arrow")
     spool.append(text_words=np.ones(1), title_words=np.ones(1), language=np.ones(1))
     with pytest.raises(OSError, match="No space left"):
         spool.close()
@@ -132,8 +136,9 @@ def test_position_file_under_another_name_is_the_same_and_one_that_is_written_ov
     assert open_positions(path, DOCUMENT_POSITIONS_SCHEMA).num_rows == 7
 
 
-def test_position_file_replaced_while_it_is_opened_is_not_taken_for_the_older_one(
-    tmp_path: Path, documents: pa.Table, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("moment", "num_rows"), [("before", 7), ("after", 30)])
+def test_position_file_replaced_while_it_is_mapped_is_not_taken_for_the_other(
+    tmp_path: Path, documents: pa.Table, monkeypatch: pytest.MonkeyPatch, moment: str, num_rows: int
 ) -> None:
     path, older, newer = (tmp_path / name for name in ("documents.arrow", "older.arrow", "newer.arrow"))
     write_document_positions(batches(documents, 30), path)
@@ -141,12 +146,17 @@ def test_position_file_replaced_while_it_is_opened_is_not_taken_for_the_older_on
     older.hardlink_to(path)
     memory_map = pa.memory_map
 
-    def replaced_before(name: str) -> pa.MemoryMappedFile:
+    def replaced(name: str) -> pa.MemoryMappedFile:
+        if moment == "after":
+            found = memory_map(name)
+            newer.replace(path)
+            return found
         newer.replace(path)
         return memory_map(name)
 
     with monkeypatch.context() as patched:
-        patched.setattr(pa, "memory_map", replaced_before)
+        patched.setattr(pa, "memory_map", replaced)
         opened = open_positions(path, DOCUMENT_POSITIONS_SCHEMA)
-    assert opened.num_rows == 7
+    assert opened.num_rows == num_rows
+    assert open_positions(path, DOCUMENT_POSITIONS_SCHEMA).num_rows == 7
     assert open_positions(older, DOCUMENT_POSITIONS_SCHEMA).num_rows == 30

@@ -12,6 +12,7 @@ the corpus.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
@@ -20,7 +21,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from cairn.pipeline.index.columns import mapped, open_positions, unnamed_file
+from cairn.pipeline.index.segments.segment import PASSAGE_TERMS_SCHEMA, open_positions
 from cairn.pipeline.lexical.languages import AUTO, LANGUAGES, NO_LANGUAGE, language_of
 from cairn.pipeline.lexical.tokenizer import pieces_of, runs_of, term_of
 from cairn.pipeline.ragged import ranges
@@ -75,13 +76,6 @@ class _RunNumbers(dict[str, tuple[int, ...]]):
         return found
 
 
-PASSAGE_TERMS_SCHEMA = pa.schema(
-    [
-        pa.field("term", pa.large_string(), nullable=False),
-        pa.field("chunks", pa.large_list(pa.field("item", pa.uint32(), nullable=False)), nullable=False),
-        pa.field("counts", pa.large_list(pa.field("item", pa.uint8(), nullable=False)), nullable=False),
-    ]
-)
 MAX_COUNT = 255
 """A word said more often in one chunk counts so often: BM25 is flat long before."""
 BLOCK_WORDS = 1 << 20
@@ -203,6 +197,22 @@ def _write_sorted(blocks: Iterable[np.ndarray], terms: Sequence[str], path: Path
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_TERMS_SCHEMA) as writer:
             rows = pa.RecordBatch.from_arrays([ordered_terms, *lists], schema=PASSAGE_TERMS_SCHEMA)
             writer.write_batch(rows)
+
+
+def unnamed_file(path: Path) -> IO[bytes]:
+    """Open a file that is gone when it is closed, on the disk of ``path``."""
+    return tempfile.TemporaryFile(dir=path.parent)
+
+
+def mapped(stream: IO[bytes]) -> pa.Buffer:
+    """View what was written to a file without reading it into memory."""
+    stream.flush()
+    size = stream.tell()
+    return (
+        pa.py_buffer(np.memmap(stream, dtype=np.uint8, mode="r", shape=(size,)))
+        if size
+        else pa.py_buffer(b"")
+    )
 
 
 def _mapped_column(file: IO[bytes], dtype: np.dtype[Any], num_rows: int) -> np.ndarray:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.index import words as words_module
-from cairn.pipeline.index.columns import open_positions
-from cairn.pipeline.index.words import (
+from cairn.pipeline.index.segments import words as words_module
+from cairn.pipeline.index.segments.segment import open_positions
+from cairn.pipeline.index.segments.words import (
     PASSAGE_TERMS_SCHEMA,
     STORED_LANGUAGES,
     write_passage_terms,
