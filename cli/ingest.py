@@ -12,7 +12,7 @@ import click
 from cairn.cli.cluster import engine_options, open_engine, resolve_engine
 from cairn.cli.options import GroupedCommand, add_options, chosen, given
 from cairn.cli.settings import json_option, root_option
-from cairn.cli.terminal import ProgressBars, duration, echo, facts, table, thousands, warn
+from cairn.cli.terminal import ProgressBars, echo, facts, warn
 from cairn.pipeline.config import (
     DEFAULT_MODEL,
     ClusterConfig,
@@ -24,7 +24,6 @@ from cairn.pipeline.config import (
 )
 from cairn.pipeline.line.ingest_settings import STAGES, resolve_ingest_config
 from cairn.pipeline.model.folders.names import is_folder
-from cairn.pipeline.types import IngestReport
 
 _QUARANTINED_EXIT = 3
 _STEPS: Final[Mapping[str | None, Any]] = {
@@ -121,7 +120,8 @@ def ingest(
         )
     for warning in report.warnings:
         warn(warning)
-    echo(json.dumps(asdict(report), default=dict) if as_json else _summary(report))
+    told = asdict(report)
+    echo(json.dumps(told, default=dict) if as_json else facts({**told, "warnings": None}))
     return _QUARANTINED_EXIT if report.quarantined else 0
 
 
@@ -133,26 +133,3 @@ def _chosen(ctx: click.Context) -> dict[str, Any]:
             # A search may start in another folder.
             encoder[name] = str(Path(encoder[name]).expanduser().resolve())
     return {**stages, **chosen(ctx, IngestConfig)}
-
-
-def _summary(report: IngestReport) -> str:
-    rows: list[tuple[str, str]] = [
-        ("rows", thousands(report.rows)),
-        ("  indexed", f"{thousands(report.indexed)}  ({thousands(report.encoded)} encoded in this run)"),
-        ("  unchanged", thousands(report.unchanged)),
-        ("  quarantined", thousands(report.quarantined)),
-        *(
-            (f"    {reason}", f"{thousands(count)}  {report.quarantine_examples.get(reason, '')}")
-            for reason, count in sorted(report.quarantine_reasons.items())
-        ),
-        *([("    see", report.quarantine_file)] if report.quarantine_file else []),
-        ("deleted", thousands(report.deleted)),
-        ("files", f"{thousands(report.files)}  ({thousands(report.unread_files)} unchanged and not read)"),
-        *((f"  left out: {reason}", thousands(count)) for reason, count in sorted(report.left_out.items())),
-        ("chunks", thousands(report.chunks)),
-        ("tokens", thousands(report.tokens)),
-        ("generation", str(report.generation)),
-        ("time", duration(report.seconds)),
-        *((f"  {stage}", duration(seconds)) for stage, seconds in report.stage_seconds.items()),
-    ]
-    return table(rows)

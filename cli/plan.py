@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from cairn.cli.cluster import engine_options, open_engine, resolve_engine
 from cairn.cli.options import given
 from cairn.cli.settings import collection_argument, json_option
 from cairn.cli.status import drift_line
-from cairn.cli.terminal import ProgressBars, duration, echo, table, thousands
+from cairn.cli.terminal import ProgressBars, duration, echo, facts, table, thousands
 from cairn.pipeline.config import TOKEN_BYTES
 from cairn.pipeline.counted import counted
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
-
-if TYPE_CHECKING:
-    from cairn.pipeline.line.recontextualise import RecontextualisationReport
 
 
 @click.command(context_settings={"show_default": True})
@@ -78,10 +75,10 @@ def plan(
         applied = asdict(report) if report else None
         echo(json.dumps(planned | {"is_due": is_due, "applied": applied}))
     else:
-        echo(table(_applied(report) if report else _planned(status, is_due=is_due, is_applied=is_applied)))
+        echo(facts(asdict(report)) if report else _planned(status, is_due=is_due, is_applied=is_applied))
 
 
-def _planned(status: dict[str, Any], *, is_due: bool, is_applied: bool) -> list[tuple[str, str]]:
+def _planned(status: dict[str, Any], *, is_due: bool, is_applied: bool) -> str:
     context, now = status["context"], status["cluster_sizes"]
     drift, cost = context["drift"], context["recontextualisation"]
     shares = [
@@ -97,7 +94,7 @@ def _planned(status: dict[str, Any], *, is_due: bool, is_applied: bool) -> list[
         advice = f"none: the drift is {drift['verdict']}" + (
             "; --apply --force does it anyway" if is_applied else ""
         )
-    return [
+    rows = [
         ("collection", f"{status['collection']}, generation {status['generation']}"),
         ("drift", drift_line(drift)),
         *(("changed" if not number else "", share) for number, share in enumerate(shares)),
@@ -108,14 +105,4 @@ def _planned(status: dict[str, Any], *, is_due: bool, is_applied: bool) -> list[
         ("", f"{counted(cost['tokens'], 'token')}, about {duration(cost['seconds'])}"),
         ("to do", advice),
     ]
-
-
-def _applied(report: RecontextualisationReport) -> list[tuple[str, str]]:
-    return [
-        ("generation", str(report.generation)),
-        ("documents", f"{thousands(report.documents)}  ({thousands(report.encoded)} encoded in this run)"),
-        ("clusters", thousands(report.clusters)),
-        ("context", counted(report.context_documents, "document")),
-        ("time", duration(report.seconds)),
-        *((f"  {stage}", duration(seconds)) for stage, seconds in report.stage_seconds.items()),
-    ]
+    return table(rows)

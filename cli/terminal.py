@@ -151,13 +151,14 @@ def cell(value: Any) -> str:
     if isinstance(value, int):
         return thousands(value)
     if isinstance(value, Mapping):
-        return "; ".join(f"{name}: {cell(each)}" for name, each in value.items()) or "none"
+        told = {name: each for name, each in value.items() if each is not None}
+        return "; ".join(f"{name}: {cell(each)}" for name, each in told.items()) or "none"
     return value if isinstance(value, str) else "; ".join(map(str, value)) or "none"
 
 
 def facts(report: Mapping[str, Any]) -> str:
-    """Lay out a report by the names of its values."""
-    return table((name.replace("_", " "), cell(value)) for name, value in report.items())
+    """Lay out a report by the names of its values, without those that are None."""
+    return table((name.replace("_", " "), cell(value)) for name, value in report.items() if value is not None)
 
 
 def thousands(number: float) -> str:

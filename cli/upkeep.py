@@ -13,7 +13,7 @@ import click
 from cairn.cli.cluster import engine_options, resolve_engine
 from cairn.cli.options import filter_option, given
 from cairn.cli.settings import collection_argument, json_option, root_option
-from cairn.cli.terminal import ProgressBars, echo, table, thousands
+from cairn.cli.terminal import ProgressBars, echo, facts, table
 from cairn.pipeline.counted import counted
 from cairn.pipeline.errors import UsageError
 from click.core import ParameterSource
@@ -34,26 +34,8 @@ def lineage(*, collection: str, doc_id: str, root: str, as_json: bool) -> int:
     if found is None:
         echo(f"not in the collection: {doc_id}", err=True)
         return _NOT_THERE
-    if as_json:
-        echo(json.dumps(found.to_dict(), ensure_ascii=False))
-        return 0
-    run = found.run
-    row = "" if found.source_row is None else f", row {thousands(found.source_row)}"
-    pages = f", {found.pages}" if found.pages else ""
-    context = counted(found.context_documents, "document") if found.context_documents else "not read"
-    rows = [
-        ("document", found.doc_id),
-        ("source", f"{found.source_file}{row}{pages}"),
-        ("read by", "not recorded" if run is None else f"run {run.run_id}  ({run.started_at})"),
-        ("model", f"{found.model}{f' at {found.model_revision}' if found.model_revision else ''}"),
-        ("", f"fingerprint {found.encoder_fingerprint}"),
-        ("context", context),
-        ("cluster", str(found.cluster_id)),
-        ("encoded as", f"{counted(found.num_chunks, 'chunk')} of {counted(found.num_tokens, 'token')}"),
-        ("content", f"sha256 {found.content_sha256}"),
-        ("generation", f"{found.generation}  ({found.published_at}, run {found.published_by})"),
-    ]
-    echo(table(rows))
+    told = found.to_dict()
+    echo(json.dumps(told, ensure_ascii=False) if as_json else facts(told))
     return 0
 
 

@@ -29,7 +29,7 @@ import httpx2
 import pytest
 import yaml
 from cairn.cli.main import cairn
-from cairn.jobs.job_file import JOBS, read_job
+from cairn.jobs.job import JOBS, read_job
 from cairn.jobs.schedule.history import read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
 from compose_spec import PyCompose
@@ -145,7 +145,7 @@ def test_secrets_are_fresh_private_and_never_written_over(tmp_path: Path) -> Non
     assert write_secrets(tmp_path) == secrets
 
 
-def test_image_is_made_of_what_is_there_and_runs_unprivileged() -> None:
+def test_image_is_made_of_what_is_there_without_secrets_and_runs_unprivileged() -> None:
     text = (ROOT / "Dockerfile").read_text("utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     copied = [words[1:-1] for line in text.splitlines() if (words := line.split()) and words[0] == "COPY"]
@@ -158,6 +158,11 @@ def test_image_is_made_of_what_is_there_and_runs_unprivileged() -> None:
     assert (
         f"torch=={next(d for d in project['dependencies'] if d.startswith('torch')).split('==')[1]}" in text
     )
+    ignored = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    kept = {line[1:] for line in ignored if line.startswith("!")}
+    assert "*" in ignored
+    assert [name for name in kept if not (ROOT / name).exists()] == []
+    assert not {".env", ".git", "tests"} & kept
     user = re.findall(r"^USER (.+)$", text, re.MULTILINE)
     assert user == [SERVICES["head"]["user"]]
     assert all(
@@ -165,14 +170,6 @@ def test_image_is_made_of_what_is_there_and_runs_unprivileged() -> None:
         for image in re.findall(r"^FROM (\S+)", text, re.MULTILINE)
     )
     assert {SERVICES[name]["image"] for name in OURS} == {f"cairn:{project['version']}"}
-
-
-def test_what_is_not_part_of_the_image_stays_outside() -> None:
-    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
-    kept = [line[1:] for line in lines if line.startswith("!")]
-    assert "*" in lines
-    assert [name for name in kept if not (ROOT / name).exists()] == []
-    assert not {".env", ".git", "tests"} & set(kept)
 
 
 def test_schedules_of_the_image_submit_jobs_that_are_there() -> None:

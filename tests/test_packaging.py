@@ -24,9 +24,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 COMES_WITH = {
-    "aiohttp": "ray",
     "anyio": "mcp",
-    "grpcio": "ray",
     "opentelemetry-api": "fastapi",
     "pydantic": "fastapi",
     "pydantic-core": "fastapi",

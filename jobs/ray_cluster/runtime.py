@@ -15,7 +15,7 @@ import sys
 import tempfile
 from logging import ERROR
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 from cairn.jobs.engine import require_ray
 from cairn.pipeline.errors import (
@@ -36,10 +36,6 @@ STOP_SECONDS: Final = 30.0
 
 OBJECT_STORE_BYTES: Final = 512 << 20
 """Shards are a few MB and two a worker are under way; a sample of documents is some 70 MB."""
-
-_QUESTION: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-_CLIENT_QUESTION: Final = "/ray.rpc.RayletDriver/ClusterInfo"
-"""What a cluster, and its port for `ray://`, answers at once, if only that it will not."""
 
 STARTS: Final = 3
 """Ray gives its parts 30 seconds to start, which a busy machine may exceed.
@@ -84,16 +80,11 @@ class RayConnection:
 
     def _connect(self, address: str) -> None:
         try:
-            if address != "auto":  # which Ray looks up, with its token
-                require_accepted(address)
             self.ray.init(address=address, log_to_driver=False, logging_level=ERROR)
-        except self.ray.exceptions.AuthenticationError as error:
-            raise ClusterError(refusal(address, error)) from error
         except (ConnectionError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
-            if address == "auto":
-                require_accepted(address)
             raise ClusterUnreachableError(
-                f"a Ray cluster must answer at {address!r}, got {first_line(error)!r}; start it"
+                f"a Ray cluster must answer at {address!r}, got {first_line(error)!r}; start it, and set "
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to its token"
             ) from error
 
     def _stop(self) -> None:
@@ -125,54 +116,6 @@ def start_ray() -> tuple[subprocess.Popen[str], str]:
             reason = errors.read().strip().rpartition("\n")[2]
     raise ClusterError(
         f"Ray must start on this machine, got {reason!r}; use engine local, or start it by hand"
-    )
-
-
-def require_cluster(address: str, cluster_id: str) -> None:
-    """Raise :class:`ClusterError` where another cluster answers: Ray may tell the newest head's address."""
-    from ray.core.generated import gcs_service_pb2
-
-    messages: Any = gcs_service_pb2  # they are made when it is imported
-    answer = require_accepted(address)
-    if answer is not None and messages.GetClusterIdReply.FromString(answer).cluster_id.hex() != cluster_id:
-        raise ClusterError(
-            f"a job must run on the cluster it was submitted to, got another one's address {address!r} "
-            "from Ray; "
-            "start each head of a machine with a --temp-dir of its own"
-        )
-
-
-def require_accepted(address: str) -> bytes | None:
-    """Return a cluster's answer to who it is, None without one.
-
-    Raises :class:`ClusterError` where it answers that our token is not its own. ``ray.init`` asks again for
-    20 seconds, complains on stderr every time, and then says that there was no answer.
-    """
-    import grpc
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray._private.services import canonicalize_bootstrap_address
-
-    is_client = address.startswith("ray://")
-    target = address.removeprefix("ray://") if is_client else canonicalize_bootstrap_address(address)
-    if target is None:  # auto, and no cluster runs here
-        return None
-    channel: Any = init_grpc_channel(target)
-    with channel:
-        try:
-            return channel.unary_unary(_CLIENT_QUESTION if is_client else _QUESTION)(
-                b"", timeout=PROBE_SECONDS
-            )
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise ClusterError(refusal(address, error.details())) from error
-    return None
-
-
-def refusal(address: str, reason: object) -> str:
-    """Return the sentence about a cluster that does not take our token."""
-    return (
-        f"the Ray cluster at {address!r} must accept us, got {first_line(reason)!r}; "
-        "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to its token"
     )
 
 

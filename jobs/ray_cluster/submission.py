@@ -6,7 +6,6 @@ travels with the submission; what it names, the cluster must see.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -23,8 +22,8 @@ from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from cairn.jobs.engine import require_ray
-from cairn.jobs.job_file import read_job
-from cairn.jobs.ray_cluster.runtime import refusal, require_listener
+from cairn.jobs.job import read_job
+from cairn.jobs.ray_cluster.runtime import require_listener
 from cairn.pipeline.errors import (
     ClusterError,
     ClusterUnreachableError,
@@ -41,8 +40,6 @@ _WITHOUT_CLUSTER: Final = (
 )
 _NO_AGENT: Final = "No available agent"
 """What Ray says while a head that has just been started gets ready."""
-AGENT_SECONDS: Final = 120.0
-"""How long a cluster that answers may take until it takes jobs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,9 +90,13 @@ class JobServer:
                 "or give its address"
             ) from error
         except AuthenticationError as error:
-            raise ClusterError(refusal(self._address, error)) from error
-        except RuntimeError as error:
             raise ClusterError(
+                f"the Ray cluster at {self._address!r} must accept us, got {first_line(error)!r}; "
+                "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to its token"
+            ) from error
+        except RuntimeError as error:
+            kind = ClusterUnreachableError if _NO_AGENT in str(error) else ClusterError
+            raise kind(
                 f"the dashboard of a Ray cluster must answer at {self._address!r}, got "
                 f"{first_line(error)!r}; look into its log"
             ) from error
@@ -112,54 +113,35 @@ class JobServer:
             if status not in _OVER:
                 return Submission(submission_id=running)
         submission_id = f"{name}-{len(before) + 1}"
+        words = ("python", "-m", f"cairn.jobs.{job.name}", "--config", _CONFIG_NAME, "--folder", str(folder))
         with tempfile.TemporaryDirectory(prefix="cairn-submit-") as packed:
             (Path(packed) / _CONFIG_NAME).write_bytes(content)
-            options = ["--config", _CONFIG_NAME, "--folder", str(folder), "--cluster", self._cluster_id()]
-            return self._submit(
-                entrypoint=shlex.join(["python", "-m", f"cairn.jobs.{job.name}", *options]),
-                submission_id=submission_id,
-                runtime_env={"working_dir": packed},
-            )
-
-    def _cluster_id(self) -> str:
-        with self._answers():
-            answer = self._client._do_request("GET", "/cluster_id")
-            answer.raise_for_status()
-            return answer.json()["data"]["clusterId"]
-
-    def _submit(self, submission_id: str, **request: Any) -> Submission:
-        deadline = time.monotonic() + AGENT_SECONDS
-        while True:
             try:
                 with self._answers():
-                    self._client.submit_job(submission_id=submission_id, **request)
-            except (ClusterError, ClusterUnreachableError) as error:
+                    self._client.submit_job(
+                        entrypoint=shlex.join(words),
+                        submission_id=submission_id,
+                        runtime_env={"working_dir": packed},
+                    )
+            except (ClusterError, ClusterUnreachableError):
                 # Another process submitted the same job, or our request arrived and its answer was lost.
-                if submission_id in self._statuses(submission_id.rpartition("-")[0]):
-                    return Submission(submission_id=submission_id)
-                if _NO_AGENT not in str(error):
+                if submission_id not in self._statuses(name):
                     raise
-                if time.monotonic() >= deadline:
-                    raise ClusterUnreachableError(
-                        f"a machine of the cluster must be ready for jobs within {AGENT_SECONDS:.0f} "
-                        "seconds, got none; try again, and if "
-                        "that does not help look whether another Ray there has the port 52365, or start "
-                        "with --dashboard-agent-listen-port"
-                    ) from error
-                time.sleep(_POLL_SECONDS)
-            else:
-                return Submission(submission_id=submission_id, is_new=True)
+                return Submission(submission_id=submission_id)
+        return Submission(submission_id=submission_id, is_new=True)
 
     def follow(self, submission_id: str, write: Callable[[str], object]) -> Outcome:
         """Write a job's log as it grows until the job is over. An interrupt leaves the job to itself."""
-        log = ""
-        while True:
-            log += asyncio.run(self._tail(submission_id, len(log), write))
+        log, is_over = "", False
+        while not is_over:
             with self._answers():
                 details = self._client.get_job_info(submission_id)
-            if details.status in _OVER:
-                break
-            time.sleep(_POLL_SECONDS)
+                before = log
+                with contextlib.suppress(RuntimeError):  # the machine that has it may be gone
+                    log = self._client.get_job_logs(submission_id)
+            write(log[len(before) :])
+            if not (is_over := details.status in _OVER):
+                time.sleep(_POLL_SECONDS)
         if details.status == "SUCCEEDED" or details.driver_exit_code:
             if re.search(r"No module named '?cairn\b", log):
                 raise ClusterError(
@@ -179,21 +161,6 @@ class JobServer:
             found = [details for details in self._client.list_jobs() if details.submission_id]
         own = re.compile(rf"{re.escape(name)}-\d+")
         return {each.submission_id: str(each.status) for each in found if own.fullmatch(each.submission_id)}
-
-    async def _tail(self, submission_id: str, skipped: int, write: Callable[[str], object]) -> str:
-        """Write what of the log comes after so many characters, until the log ends or the connection does."""
-        import aiohttp
-
-        written = ""
-        try:
-            async with contextlib.aclosing(self._client.tail_job_logs(submission_id)) as texts:
-                async for text in texts:
-                    new, skipped = text[skipped:], max(0, skipped - len(text))
-                    write(new)
-                    written += new
-        except (RuntimeError, aiohttp.ClientError, ConnectionError):
-            await asyncio.sleep(_POLL_SECONDS)  # the job does not depend on who listens
-        return written
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

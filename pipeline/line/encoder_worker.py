@@ -12,7 +12,6 @@ gives them the names that count, so a worker that was believed dead cannot damag
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import socket
@@ -52,8 +51,6 @@ if TYPE_CHECKING:  # torch comes in with the first call
     from cairn.pipeline.encode.sparse import SparseEncoder
     from cairn.pipeline.model.context_encoder import ContextEncoder
     from cairn.pipeline.model.engine.backbone import Backbone
-
-log = logging.getLogger(__name__)
 
 SHARDS_AT_ONCE: Final = 3
 """By an endpoint: one is cut and one stored while another is asked for."""

@@ -101,7 +101,7 @@ def test_ingest_with_quarantined_rows_exits_3_as_its_dry_run_does_which_writes_n
     assert not (tmp_path / "cairn-data").exists()
     code, out, _ = call(*asked)
     assert (code, "empty_text" in out) == (3, True)
-    (path,) = (line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("    see"))
+    (path,) = (line.split()[2] for line in out.splitlines() if line.startswith("quarantine file "))
     assert pq.read_table(path).column("doc_id").to_pylist() == ["b"]
     run = json.loads(call(*asked, "--json")[1])
     told = ("quarantine_reasons", "warnings")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.jobs.job_file import read_job
+from cairn.jobs.job import read_job
 from cairn.jobs.ray_cluster.submission import Outcome, Submission
 
 

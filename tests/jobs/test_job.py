@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import runpy
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn
 from cairn.cli.main import run as run_verb
-from cairn.jobs.job_file import JOBS, read_job
+from cairn.jobs.job import JOBS, read_job
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.layout import CollectionLayout
 
@@ -225,7 +224,7 @@ def test_file_whose_job_is_none_is_refused(tmp_path: Path):
         read_job(tmp_path / "job.toml")
 
 
-def test_every_job_has_a_config_that_says_what_to_expect():
+def test_every_job_has_a_config_that_its_verb_takes():
     paths = {path.stem: path for path in CONFIGS.glob("*.toml")}
     assert sorted(paths) == sorted([*JOBS, *RECIPES])
     for name, path in paths.items():
@@ -235,5 +234,3 @@ def test_every_job_has_a_config_that_says_what_to_expect():
         assert command is not None
         context = command.make_context(verb, words, parent=click.Context(cairn))
         assert context.params["output" if verb != "ingest" else "collection"]
-        assert re.search(r"^# Expected: .*\d", path.read_text(), re.MULTILINE), path.name
-        assert re.search(r"^# Result: ", path.read_text(), re.MULTILINE), path.name

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.cli.cluster import open_engine
 from cairn.jobs.engine import EngineConfig
@@ -26,7 +25,7 @@ from cairn.pipeline.line import encode as encode_corpus
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.engine import EncodedShard
 
-from tests.small_ingests import WINDOWS, settings, stopped_at, text_of, write_rows
+from tests.small_ingests import WINDOWS, settings, text_of, write_rows
 from tests.stored_collections import require_same, stored
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
@@ -123,22 +122,6 @@ def test_partitions_that_workers_publish_are_those_of_the_local_engine(
     assert ray.equals(local)
     assert ("no disk or store in common" in caplog.text) == (not is_seen)
     assert verify_collection(CollectionLayout(tmp_path, "ray")) == []
-
-
-@pytest.mark.slow
-def test_interrupted_ray_ingest_goes_on_without_encoding_finished_shards_again(
-    tmp_path: Path, config: IngestConfig, engine: EngineConfig
-) -> None:
-    source = corpus(tmp_path / "a.parquet", range(60))
-    with stopped_at("shard-written", times=5):
-        build_index([source], tmp_path, "c", config, engine=open_engine(engine, config))
-    encoded_folder = CollectionLayout(tmp_path, "c").encoded_folder
-    kept = sum(pq.read_metadata(path).num_rows for path in encoded_folder.glob("documents-*.parquet"))
-    assert kept > 0
-    report = build_index([source], tmp_path, "c", config, engine=open_engine(engine, config))
-    assert (report.indexed, report.encoded) == (60, 60 - kept)
-    build_index([source], tmp_path, "fresh", config)
-    require_same(stored(tmp_path, "c"), stored(tmp_path, "fresh"))
 
 
 @pytest.mark.slow
