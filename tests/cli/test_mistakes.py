@@ -143,18 +143,6 @@ def test_advice_after_damage_is_a_command_that_mends_it(
     assert call("status", "c", *at_root)[0] == 0
 
 
-def test_repair_of_what_cannot_be_mended_does_not_recommend_itself(
-    call: Any, ingested: None, tmp_path: Path
-) -> None:
-    folder = tmp_path / "cairn-data" / "c"
-    for below in ("generations", COPIES):
-        (folder / below / "00000001" / "MANIFEST.json").unlink()
-    code, _, err = call("repair", "c")
-    assert code == 1
-    assert "run `cairn repair" not in err
-    assert "ingest the sources again" in err
-
-
 def test_collection_whose_first_ingest_was_stopped_is_listed_and_said_to_be_unfinished(
     call: Any, tmp_path: Path
 ) -> None:

@@ -91,12 +91,6 @@ def test_value_of_another_type_in_the_file_is_refused_with_table_and_key(
     )
 
 
-def test_text_where_the_file_has_a_list_is_refused(call: Any, tmp_path: Path) -> None:
-    (tmp_path / "cairn.toml").write_text("[ingest]\nsources = 'notes/'\n")
-    sentence = "error: cairn.toml: [ingest] sources must be a list, each text, got 'notes/'\n"
-    assert call("ingest", "--collection", "c")[::2] == (2, sentence)
-
-
 @pytest.mark.parametrize("verb", _VERBS)
 def test_variable_is_named_in_a_warning_or_sets_an_option_and_never_both(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

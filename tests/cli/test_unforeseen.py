@@ -38,13 +38,6 @@ def test_unforeseen_error_ends_in_a_sentence_and_a_report_without_data(
     assert "canary" not in err + report.read_text()
 
 
-def test_deep_cairn_toml_is_refused_in_one_sentence(call: Any, tmp_path: Path) -> None:
-    (tmp_path / "cairn.toml").write_text("[ingest]\nsources = " + "[" * 100_000 + "]" * 100_000 + "\n")
-    code, _, err = call("list")
-    assert code == 2
-    assert err == "error: cairn.toml must be nested less deeply; remove the deep table or list\n"
-
-
 @pytest.mark.parametrize("name", ["PanicException", "RustPanic"])
 def test_panic_of_lance_while_searching_is_a_storage_error(name: str) -> None:
     panic = type(name, (BaseException,), {"__module__": "pyo3_runtime" if name[0] == "P" else "lancedb"})

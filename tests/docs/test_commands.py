@@ -36,7 +36,7 @@ REASONS = {
     "download": "needs a model that no package brings",
     "gpu": "needs a GPU for an hour; tests/lab/train/test_default_encoder.py runs a small one",
     "open": "would serve other machines",
-    "kubernetes": "needs a cluster; tests/jobs/test_kustomize.py reads what it would get",
+    "kubernetes": "needs a cluster; tests/jobs/test_configs.py reads what it would get",
     "ray": "needs a Ray cluster; tests/jobs/ray_cluster runs one",
     "s3": "needs a bucket; tests/line/test_store_index.py has a local one",
 }

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,6 +13,8 @@ import cairn
 import numpy as np
 import pytest
 from langchain_core.language_models import FakeListChatModel
+
+from tests.embedding_server import EmbeddingServer
 
 FOLDER = Path(__file__).parents[2] / "examples"
 QUESTION = "granite and slate"
@@ -56,45 +55,15 @@ def run(name: str, *arguments: str) -> None:
         runpy.run_path(str(FOLDER / name), run_name="__main__")
 
 
-class Echo(BaseHTTPRequestHandler):
-    """A language model that says the number of sources it was given."""
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        said = str(asked["messages"][0]["content"].count("\n\n["))
-        body = json.dumps({"choices": [{"message": {"role": "assistant", "content": said}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Keep quiet."""
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Echo) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join()
-
-
-def test_every_example_is_run_here() -> None:
-    own = Path(__file__).read_text("utf-8")
-    assert [path.name for path in FOLDER.glob("*.py") if f'"{path.name}"' not in own] == []
-
-
 def test_prompt_holds_the_passages_and_a_model_answers_it(
-    stones: cairn.Collection, endpoint: str, capsys: pytest.CaptureFixture[str]
+    stones: cairn.Collection, embedding_server: EmbeddingServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("rag_answer.py", "stones", QUESTION)
     prompt = capsys.readouterr().out
     hits = stones.search(QUESTION, max_characters=6_000).hits
     assert hits[0].passages[0].text in prompt
-    run("rag_answer.py", "stones", QUESTION, "--endpoint", endpoint)
+    embedding_server.answer = lambda asked: str(asked.count("\n\n["))  # the sources that it is given
+    run("rag_answer.py", "stones", QUESTION, "--endpoint", f"{embedding_server.host}/v1")
     assert capsys.readouterr().out == f"{len(hits)}\n"
 
 

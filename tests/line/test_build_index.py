@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,9 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.encoder_worker import EncoderWorker
 from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.types import IngestReport
@@ -64,6 +63,8 @@ def test_ingest_of_a_new_corpus_stores_every_document_with_spans_that_cover_it(
 ) -> None:
     rows = [document(number) for number in range(30)]
     report = ingest(rows)
+    assert report.stage_seconds["setup"] > 0.0
+    assert sum(report.stage_seconds.values()) == pytest.approx(report.seconds)
     assert (report.rows, report.indexed, report.unchanged, report.quarantined) == (30, 30, 0, 0)
     assert (report.encoded, report.generation) == (30, 1)
     documents = stored(root)
@@ -76,17 +77,6 @@ def test_ingest_of_a_new_corpus_stores_every_document_with_spans_that_cover_it(
         mean = np.mean([chunk["vector"] for chunk in chunks], axis=0)
         assert np.allclose(documents[row["id"]]["vector"], mean / np.linalg.norm(mean), atol=1e-6)
         assert documents[row["id"]]["year"] == row["year"]
-
-
-def test_stages_of_an_ingest_with_what_comes_before_them_sum_to_its_time(
-    root: Path, tmp_path: Path, config: IngestConfig
-) -> None:
-    begun: list[float] = []
-    started = time.monotonic()
-    source = write_rows(tmp_path / "a.parquet", [document(0)])
-    report = build_index([source], root, "c", config, lambda *_: begun.append(time.monotonic() - started))
-    assert 0.0 < report.stage_seconds["setup"] <= begun[0]
-    assert sum(report.stage_seconds.values()) == pytest.approx(report.seconds)
 
 
 def test_ingest_of_changes_replaces_and_adds_only_these(root: Path, ingest: Ingest) -> None:
@@ -116,23 +106,6 @@ def test_ingest_mends_a_damaged_version_manifest_and_goes_on(
     assert ingest(5).generation == 2
     assert sorted(stored(root)) == ids(5)
     assert verify_collection(CollectionLayout(root, "c")) == []
-
-
-def test_documents_that_a_repair_gave_up_are_encoded_again_by_the_next_ingest(
-    root: Path, ingest: Ingest
-) -> None:
-    layout = CollectionLayout(root, "c")
-    data = layout.lance_folder / "documents.lance" / "data"
-    ingest(4)
-    whole = set(data.iterdir())
-    ingest(6)
-    (added,) = set(data.iterdir()) - whole
-    added.write_bytes(b"")
-    assert repair_collection(layout).lost == ("doc-004", "doc-005")
-    assert sorted(stored(root)) == ids(4)
-    report = ingest(6)
-    assert (report.encoded, report.unread_files) == (2, 0)
-    assert sorted(stored(root)) == ids(6)
 
 
 def test_sync_deletes_what_vanished_and_nothing_goes_without_it(
@@ -182,27 +155,26 @@ def test_sync_with_a_csv_cut_in_a_text_deletes_nothing_until_it_ends_with_a_line
     assert build_index([str(source)], root, "c", replace(config, sync=True)).deleted == 1
 
 
-def test_second_ingest_does_not_embed_the_context_again(
+def test_context_is_embedded_once_for_an_encoder_that_reads_it_and_moves_its_vectors(
     root: Path, config: IngestConfig, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = replace(config.encoder, use_context=True)
-    ingest(12, encoder=encoder)
-    before = open_generation(CollectionLayout(root, "c")).manifest.fingerprints["context"]
-    embedded: list[int] = []
-    monkeypatch.setattr(ContextEncoder, "embed", lambda self, texts: embedded.append(len(texts)))
-    ingest([document(number) for number in range(12, 20)], encoder=encoder)
-    assert embedded == []
-    assert open_generation(CollectionLayout(root, "c")).manifest.fingerprints["context"] == before
-
-
-def test_context_that_the_encoder_does_not_read_is_drawn_and_not_embedded(
-    root: Path, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ingest(12, "contextual", encoder=replace(config.encoder, use_context=True))
     monkeypatch.setattr(ContextEncoder, "embed", lambda self, texts: pytest.fail("embedded"))
-    ingest(12)
-    context = ContextSet.read(open_generation(CollectionLayout(root, "c")).folder / "context.arrow")
-    assert set(context.doc_ids) <= set(ids(12))
-    assert len(context.doc_ids) > 0
+    ingest(12, "plain")
+    drawn, read = (
+        ContextSet.read(open_generation(CollectionLayout(root, name)).folder / "context.arrow")
+        for name in ("plain", "contextual")
+    )
+    assert set(drawn.doc_ids) <= set(ids(12))
+    assert len(drawn.doc_ids) > 0
+    plain, contextual = (stored(root, name)["doc-003"]["vector"] for name in ("plain", "contextual"))
+    assert np.abs(np.subtract(plain, contextual)).max() > 1e-4
+    more = [document(number) for number in range(12, 20)]
+    ingest(more, "contextual", encoder=replace(config.encoder, use_context=True))
+    manifest = open_generation(CollectionLayout(root, "contextual")).manifest
+    assert (manifest.generation, manifest.fingerprints["context"]) == (2, read.fingerprint)
+    hits = open_collection("contextual", root=root).search(document(3)["text"], hybrid=False).hits
+    assert hits[0].doc_id == "doc-003"
 
 
 def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(
@@ -229,10 +201,15 @@ def test_document_changed_between_two_interrupted_runs_is_stored_once_with_its_l
     require_same(stored(root), stored(root, "fresh"))
 
 
-def test_ingest_with_another_setting_is_refused_before_any_work(config: IngestConfig, ingest: Ingest) -> None:
+def test_ingest_with_another_setting_is_refused_before_any_work(
+    config: IngestConfig, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ingest(5)
+    monkeypatch.setattr(EncoderWorker, "begin", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(FingerprintMismatchError, match=r"encoder\.temperature is 1\.0, got 0\.9"):
         ingest(5, encoder=replace(config.encoder, temperature=0.9))
+    with pytest.raises(FingerprintMismatchError, match=r"index\.partitions is 1, got 2"):
+        ingest(5, index=replace(config.index, partitions=2))
 
 
 def test_ingest_without_changes_loads_no_model(root: Path, tmp_path: Path, ingest: Ingest) -> None:
@@ -245,14 +222,3 @@ def test_ingest_without_changes_loads_no_model(root: Path, tmp_path: Path, inges
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "0 False"
-
-
-def test_stored_context_reaches_the_encoder_when_asked_for(
-    root: Path, config: IngestConfig, ingest: Ingest
-) -> None:
-    ingest(12, "plain")
-    ingest(12, "contextual", encoder=replace(config.encoder, use_context=True))
-    plain, contextual = (stored(root, name)["doc-003"]["vector"] for name in ("plain", "contextual"))
-    assert np.abs(np.subtract(plain, contextual)).max() > 1e-4
-    hits = open_collection("contextual", root=root).search(document(3)["text"], hybrid=False).hits
-    assert hits[0].doc_id == "doc-003"

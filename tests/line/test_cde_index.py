@@ -105,24 +105,13 @@ def test_ingest_with_context_is_searchable_in_the_vectors_of_both_stages(
 @pytest.mark.parametrize(
     "stage", ["first_stage_model.mlp.0.bias", "second_stage_model.output_projection.0.bias"]
 )
-def test_search_with_other_weights_in_either_stage_is_refused(
-    stage: str, folder: Path, tmp_path: Path
+def test_other_weights_in_either_stage_are_refused_by_a_search_and_before_a_text_is_encoded(
+    stage: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
     change_weight(folder, stage)
     with pytest.raises(FingerprintMismatchError, match="open the collection with its own model"):
         open_collection("c", root=tmp_path / "root").search("stone")
-
-
-def test_ingest_of_more_documents_keeps_the_context_and_is_refused_behind_that_of_another_model(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
-    before = stored_context(tmp_path / "root")
-    build_index(source(tmp_path, [*TEXTS, "one more stone."]), tmp_path / "root", "c", settings(folder))
-    after = stored_context(tmp_path / "root")
-    assert (after.doc_ids, after.fingerprint) == (before.doc_ids, before.fingerprint)
-    change_weight(folder, "first_stage_model.mlp.0.bias")
     monkeypatch.setattr(DocumentEncoder, "encode", lambda *_: pytest.fail("a text was encoded"))
     with pytest.raises(FingerprintMismatchError, match="must keep the model it was built with"):
         build_index(source(tmp_path, [*TEXTS, "a stone."]), tmp_path / "root", "c", settings(folder))

@@ -27,6 +27,8 @@ from cairn.pipeline.errors import (
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 
+from tests.small_ingests import stopped_at
+
 ROWS = [{"id": str(i), "text": f"the cat sat on mat {i}", "year": 2000 + i} for i in range(6)]
 
 
@@ -166,9 +168,14 @@ def test_sync_deletes_what_it_is_not_given_and_add_does_not(notes: cairn.Collect
 def test_add_of_nothing_changes_nothing_and_cannot_be_the_first(notes: cairn.Collection) -> None:
     with pytest.raises(SourceError, match=r"the first `add`.* at least one document"):
         notes.add([])
+    assert repr(notes) == "Collection('notes', nothing published yet)"
     notes.add(ROWS)
     report = notes.add([])
     assert (report.rows, report.indexed, report.generation, len(notes.documents)) == (0, 0, 1, 6)
+    assert repr(notes) == "Collection('notes', 6 documents, 6 chunks, generation 1)"
+    assert repr(notes.documents) == "<6 documents of 'notes'>"
+    first, *rest = repr(notes.search("cat", top_k=2)).splitlines()
+    assert (first, len(rest)) == ("<2 found for 'cat', generation 1", 2)
     notes.delete(["0", "1", "2", "3", "4"])
     assert "1 document, 1 chunk, generation" in repr(notes)
 
@@ -227,16 +234,6 @@ def test_reading_loads_no_model(notes: cairn.Collection, tmp_path: Path, tiny_mo
     assert opened.search("cat").hits
 
 
-def test_collection_shows_itself(notes: cairn.Collection) -> None:
-    assert repr(notes) == "Collection('notes', nothing published yet)"
-    notes.add(ROWS)
-    assert repr(notes) == "Collection('notes', 6 documents, 6 chunks, generation 1)"
-    assert repr(notes.documents) == "<6 documents of 'notes'>"
-    first, *rest = repr(notes.search("cat", top_k=2)).splitlines()
-    assert first == "<2 found for 'cat', generation 1"
-    assert len(rest) == 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -256,47 +253,25 @@ def test_create_refuses_what_cannot_be(
         cairn.Collection.create(**arguments, root=notes.layout.root)
 
 
-def test_values_of_rows_are_taken_as_python_and_pandas_have_them(notes: cairn.Collection) -> None:
-    rows = [
-        {
-            "id": uuid.UUID(int=1),
-            "text": "a",
-            "n": np.int64(3),
-            "x": float("nan"),
-            "when": pd.NaT,
-            "day": np.datetime64("2024-05-31"),
-            "m": {"x": 1},
-        },
-        {"id": "b", "text": "b", "n": None, "x": np.float32(0.5), "when": dt.date(2024, 5, 31), "m": 3},
-        {"id": "c", "text": "c"},
-    ]
-    report = notes.add(rows)
-    assert (report.indexed, report.quarantined) == (3, 0)
-    assert any("values of column 'm'" in warning for warning in report.warnings)
-    stored = notes.documents.to_arrow(["doc_id", "n", "x", "when", "day", "m"]).to_pylist()
-    assert [tuple(row.values()) for row in stored] == [
-        ("00000000-0000-0000-0000-000000000001", 3, None, None, dt.date(2024, 5, 31), None),
-        ("b", None, 0.5, dt.date(2024, 5, 31), None, 3),
-        ("c", None, None, None, None, None),
-    ]
-
-
-def test_lists_and_arrays_of_numpys_dates_are_stored_as_dates(notes: cairn.Collection) -> None:
+def test_values_of_rows_are_taken_as_python_numpy_and_pandas_have_them(notes: cairn.Collection) -> None:
     day, moment = dt.date(2024, 5, 31), dt.datetime.fromisoformat("2024-05-31T01:00")
-    days = np.array([day, "NaT"], "datetime64[D]")
-    moments = np.array([moment], "datetime64[ns]")
+    days, moments = np.array([day, "NaT"], "datetime64[D]"), np.array([moment], "datetime64[ns]")
     rows = [
-        {"id": "a", "text": "a", "days": days, "moments": moments},
-        {"id": "b", "text": "b", "days": list(days), "moments": list(moments)},
-        {"id": "c", "text": "c", "days": None, "moments": np.array(moment, "datetime64[us]")},
+        {"id": uuid.UUID(int=1), "n": np.int64(3), "when": pd.NaT, "days": days, "moments": moments},
+        {"id": "b", "x": np.float32(0.5), "when": day, "days": list(days), "moments": list(moments)},
+        {"id": "c", "x": float("nan"), "when": np.datetime64(day)},
     ]
-    assert notes.add(rows[:2]).indexed == 2
-    assert notes.add(rows[2:]).indexed == 1
-    stored = notes.documents.to_arrow(["doc_id", "days", "moments"]).to_pylist()
-    assert [(row["days"], row["moments"]) for row in stored] == [
-        ([day, None], [moment]),
-        ([day, None], [moment]),
-        (None, [moment]),
+    assert notes.add([{**row, "text": "a stone"} for row in rows]).indexed == 3
+    later = {"id": "d", "text": "a stone", "moments": np.array(moment, "datetime64[us]"), "m": {"x": 1}}
+    report = notes.add([later, {"id": "e", "text": "a stone", "m": 3}])
+    assert any("values of column 'm'" in warning for warning in report.warnings)
+    stored = notes.documents.to_arrow(["doc_id", "n", "x", "when", "days", "moments", "m"]).to_pylist()
+    assert [tuple(row.values()) for row in stored] == [
+        (str(uuid.UUID(int=1)), 3, None, None, [day, None], [moment], None),
+        ("b", None, 0.5, day, [day, None], [moment], None),
+        ("c", None, None, day, None, None, None),
+        ("d", None, None, None, None, [moment], None),
+        ("e", None, None, None, None, None, 3),
     ]
 
 
@@ -367,18 +342,10 @@ def test_column_that_cannot_be_retyped_stays(
     assert notes.add([{**DATED[3], "year": "20th"}]).generation == 2
 
 
-def test_retyping_that_was_killed_leaves_the_column(
-    notes: cairn.Collection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retyping_that_was_killed_leaves_the_column(notes: cairn.Collection) -> None:
     notes.add(DATED)
-    with monkeypatch.context() as patch:
-        patch.setattr("cairn.pipeline.index.maintenance.publish_generation", _killed)
-        with pytest.raises(KeyboardInterrupt):
-            notes.retype({"year": "int64"})
+    with stopped_at("manifest-written"):
+        notes.retype({"year": "int64"})
     assert type_of_year(notes) == "string"
     assert notes.add([{**DATED[0], "year": "19th"}]).generation == 2
     assert verify_collection(notes.layout) == []
-
-
-def _killed(*_: Any) -> None:
-    raise KeyboardInterrupt

@@ -137,33 +137,30 @@ def test_chunks_without_a_line_are_counted_and_named(embedding_server, ingest, c
     assert open_collection("c").search("stone 3", top_k=1, hybrid=True).hits
 
 
-def test_dry_run_tells_lines_tokens_and_time_and_sends_no_text(embedding_server, ingest, capsys):
+@pytest.mark.parametrize(
+    ("seconds", "reason"),
+    [(None, None), (0.4, "must answer in 0 s"), (0.0, "must take requests, got status 503")],
+)
+def test_dry_run_tells_lines_tokens_and_time_where_the_server_answers_and_sends_no_text(
+    embedding_server, ingest, capsys, monkeypatch, seconds, reason
+):
+    def late(question: str):
+        if seconds and "harbour bearing" in question:
+            time.sleep(seconds)
+        return "A line." if seconds else (503, {}, b"")
+
+    if reason is not None:
+        total = 0.2 if seconds else 60.0
+        monkeypatch.setattr(endpoint_requests, "QUERY", Patience(retry_seconds=0.2, total_seconds=total))
+        embedding_server.answer = late
     assert ingest("--dry-run", "--json", "--model", embedding_server.model) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["estimated_lines"] >= 12
     assert plan["estimated_line_tokens"] > 100 * plan["estimated_lines"]
-    assert plan["estimated_line_seconds"] > 0
+    assert ("estimated_line_seconds" in plan) == (reason is None)
+    told = [each for each in plan["warnings"] if "time that lines take is left out" in each]
+    assert [reason in each for each in told] == [True] * (reason is not None)
     assert not answered(embedding_server)
-
-
-@pytest.mark.parametrize("is_late", [False, True])
-def test_dry_run_leaves_the_time_out_where_the_server_does_not_answer(
-    embedding_server, ingest, capsys, monkeypatch, is_late
-):
-    def late(question: str):
-        if is_late and "harbour bearing" in question:
-            time.sleep(0.4)
-        return "A line." if is_late else (503, {}, b"")
-
-    total = 0.2 if is_late else 60.0
-    monkeypatch.setattr(endpoint_requests, "QUERY", Patience(retry_seconds=0.2, total_seconds=total))
-    embedding_server.answer = late
-    assert ingest("--dry-run", "--json", "--model", embedding_server.model) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["estimated_lines"] >= 12
-    assert "estimated_line_seconds" not in plan
-    reason = "must answer in 0 s" if is_late else "must take requests, got status 503"
-    assert any("time that lines take is left out" in told and reason in told for told in plan["warnings"])
 
 
 def test_lines_stay_with_a_collection_wherever_they_are_written(embedding_server, ingest, capsys):

@@ -166,19 +166,21 @@ def test_rows_without_fit_vectors_are_quarantined_and_named(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "error", "told"),
+    ("row", "encoder", "error", "told"),
     [
-        ({}, SchemaError, "vector column 'embedding' must be there"),
-        ({"embedding": "text"}, SchemaError, "must hold lists of numbers, or of objects"),
-        ({"embedding": [{"begin": 0, "vector": [1.0]}]}, SchemaError, "with start, end and vector"),
-        ({"embedding": None}, SourceError, "must hold a vector in some row"),
+        ({}, {}, SchemaError, "vector column 'embedding' must be there"),
+        ({"embedding": "text"}, {}, SchemaError, "must hold lists of numbers, or of objects"),
+        ({"embedding": [{"begin": 0, "vector": [1.0]}]}, {}, SchemaError, "with start, end and vector"),
+        ({"embedding": None}, {}, SourceError, "must hold a vector in some row"),
+        ({"embedding": [1.0]}, {"pooling": "cls"}, ConfigError, "pooling must go with a model that encodes"),
+        ({"embedding": [1.0]}, {"token_bytes": 8}, ConfigError, "token_bytes must go with a model that enc"),
     ],
 )
-def test_a_column_that_holds_no_vectors_stops_with_a_sentence(
-    root: Path, row: dict[str, Any], error: type[Exception], told: str
+def test_a_column_without_vectors_and_settings_without_a_model_stop_with_a_sentence(
+    root: Path, row: dict[str, Any], encoder: dict[str, Any], error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):
-        _collection(root).add(pa.Table.from_pylist([{"id": "a", "text": "a", **row}]))
+        _collection(root, encoder=encoder).add(pa.Table.from_pylist([{"id": "a", "text": "a", **row}]))
     assert not (root / "c").exists()
 
 
@@ -232,20 +234,6 @@ def test_texts_are_encoded_by_the_model_that_made_the_vectors(
     with pytest.raises(ConfigError, match="name that model, or none"):
         _collection(root, "narrow", encoder={"model": model, **sizes}).add(_rows())
     assert not (root / "narrow").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"pooling": "cls"}, "pooling must go with a model that encodes documents"),
-        ({"token_bytes": 8}, "token_bytes must go with a model that encodes documents"),
-    ],
-)
-def test_settings_of_a_model_are_refused_where_there_is_none(
-    root: Path, settings: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(ConfigError, match=told):
-        _collection(root, encoder=settings).add(_rows())
 
 
 def test_an_engine_that_was_opened_before_the_width_is_known_is_told_it(root: Path) -> None:

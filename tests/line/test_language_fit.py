@@ -27,8 +27,10 @@ def warnings_of(texts: Sequence[str], language: Language = "auto") -> tuple[str,
     return language_warnings(config, rows)
 
 
-def test_english_texts_ask_for_nothing() -> None:
+def test_english_texts_and_a_language_that_was_named_ask_for_nothing() -> None:
     assert warnings_of([ENGLISH] * 3) == ()
+    assert "got de, whose words" in warnings_of(["?! " * 60, GERMAN])[0], "signs are in no language"
+    assert [len(warnings_of([GERMAN], language)) for language in ("auto", "de", "none")] == [2, 1, 1]
     in_markup = "{{< figure src=`/a.png` >}} **The** [[house]] (that we saw) #was == `not` | the :: one ||"
     assert "got de, whose" in warnings_of([in_markup, in_markup, GERMAN])[0]
 
@@ -66,16 +68,6 @@ def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps() -> None:
     assert "zip" not in mixed
     assert "--metadata-columns" in commas
     assert "--metadata-columns" in mixed
-
-
-def test_texts_without_words_are_in_no_language_that_a_model_misses() -> None:
-    model, _ = warnings_of(["?! " * 60, GERMAN])
-    assert "got de, whose words" in model
-
-
-@pytest.mark.parametrize("language", ["de", "none"])
-def test_a_language_that_was_named_is_not_told(language: Language) -> None:
-    assert len(warnings_of([GERMAN], language)) == 1
 
 
 def test_a_collection_records_its_languages_and_keeps_how_words_are_counted(

@@ -16,7 +16,6 @@ from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.errors import (
     CollectionBusyError,
     DiskFullError,
-    FingerprintMismatchError,
     IntegrityError,
     PartitionsMissingError,
     UsageError,
@@ -444,19 +443,47 @@ def test_worker_that_wakes_when_another_has_done_its_task_changes_nothing(
     assert contents(layout) == {f"doc-{number:03d}": document(number, 1)["text"] for number in range(24)}
 
 
-@pytest.mark.parametrize("are_partitions_damaged", [False, True])
-def test_context_that_the_collection_has_lost_is_that_of_a_partition(
-    layout: CollectionLayout, are_partitions_damaged: bool
-) -> None:
+def lose_the_context(layout: CollectionLayout) -> None:
+    """Damage that of the collection; each partition has its own."""
     for path in layout.folder.rglob("context.arrow"):
-        if are_partitions_damaged or not path.is_relative_to(layout.partitions_folder):
+        if not path.is_relative_to(layout.partitions_folder):
             path.write_bytes(b"damaged")
-    if are_partitions_damaged:
-        with pytest.raises(IntegrityError, match="has no generation that is whole"):
-            repair_collection(layout)
-    else:
-        assert repair_collection(layout).generation == 1
-        assert verify_collection(layout) == []
+
+
+def flip_a_bit(layout: CollectionLayout) -> None:
+    """Damage an index of a partition."""
+    file = next(layout.partitions_folder.glob("*/generations/*/*chunks.faiss"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def lose_generations(layout: CollectionLayout) -> None:
+    """Remove what names and holds generations, of the collection and of all partitions."""
+    for name in ("CURRENT", "generations"):
+        for path in [*layout.folder.rglob(name)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "generation"), [(lose_the_context, 1), (flip_a_bit, 2), (lose_generations, 2)]
+)
+def test_damage_of_what_rows_or_partitions_hold_is_mended_without_loss(
+    layout: CollectionLayout, damage: Callable[[CollectionLayout], None], generation: int
+) -> None:
+    before = contents(layout)
+    damage(layout)
+    assert verify_collection(layout)
+    report = repair_collection(layout)
+    assert (report.generation, report.lost) == (generation, ())
+    assert contents(layout) == before
+
+
+def test_context_that_is_lost_everywhere_leaves_no_generation_whole(layout: CollectionLayout) -> None:
+    for path in layout.folder.rglob("context.arrow"):
+        path.write_bytes(b"damaged")
+    with pytest.raises(IntegrityError, match="has no generation that is whole"):
+        repair_collection(layout)
 
 
 def test_repair_returns_to_the_generation_before_where_the_newest_does_not_say_what_it_is(
@@ -538,16 +565,6 @@ def test_folders_of_partitions_that_were_swapped_give_no_row_of_another(
     assert sorted(contents(layout)) == IDS
 
 
-def test_current_and_generations_of_all_partitions_lost_are_made_again(layout: CollectionLayout) -> None:
-    before = contents(layout)
-    for name in ("CURRENT", "generations"):
-        for path in [*layout.folder.rglob(name)]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert repair_collection(layout).lost == ()
-    assert contents(layout) == before
-    assert generations(layout) == [2] * PARTITIONS
-
-
 @pytest.mark.parametrize(("name", "words"), [("partitions", "got a file"), ("one of them", "symbolic link")])
 def test_file_or_link_in_place_of_partitions_is_named_with_what_helps(
     layout: CollectionLayout, name: str, words: str
@@ -570,17 +587,6 @@ def test_fifo_in_place_of_rows_of_a_partition_stops_the_writer_at_once(
         ingest({**FIRST, 5: 1})
     assert repair_collection(layout).lost
     ingest({**FIRST, 5: 1})
-    assert sorted(contents(layout)) == IDS
-
-
-def test_damaged_file_of_a_partition_is_made_again(layout: CollectionLayout) -> None:
-    file = next(layout.partitions_folder.glob("*/generations/*/*chunks.faiss"))
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    assert [fault.part for fault in verify_collection(layout)] == ["derived"]
-    report = repair_collection(layout)
-    assert (report.generation, report.lost) == (2, ())
     assert sorted(contents(layout)) == IDS
 
 
@@ -632,14 +638,6 @@ def test_new_context_of_partitions_is_published_as_one_also_after_a_killed_run(
     assert (report.documents, report.encoded) == (len(texts), 0)
     assert contents(layout) == texts
     assert all(now > then for now, then in zip(generations(layout), before, strict=True))
-
-
-def test_what_partitions_do_not_have_is_refused_with_a_sentence(
-    layout: CollectionLayout, config: IngestConfig, monkeypatch: pytest.MonkeyPatch, ingest: Ingest
-) -> None:
-    monkeypatch.setattr(EncoderWorker, "begin", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(FingerprintMismatchError, match=r"index.partitions is 3, got 2"):
-        ingest(FIRST, index=replace(config.index, partitions=2))
 
 
 def test_mean_of_vectors_has_the_same_bits_in_any_order() -> None:

@@ -36,14 +36,14 @@ BEFORE = corpus({"stone": 12, "water": 12})
 NOW = corpus({"stone": 12, "water": 12, "cat": 40})
 
 
-def settings(model: Path, *, use_context: bool = True) -> IngestConfig:
+def settings(model: Path) -> IngestConfig:
     return small_ingests.settings(
         model,
         num_clusters=3,
         context_documents=6,
         max_document_tokens=16,
         shard_characters=400,
-        use_context=use_context,
+        use_context=True,
     )
 
 
@@ -110,15 +110,6 @@ def test_recontextualised_collection_is_the_one_a_first_ingest_of_the_corpus_wou
     assert (drift["verdict"], drift["changed_clusters"], drift["added_share"]) == ("none", [], 0.0)
     report = ingest_rows(corpus({"stone": 13, "water": 12, "cat": 40}), drifted, config)
     assert (report.indexed, report.unchanged, report.encoded) == (1, 64, 1)
-
-
-def test_encoder_that_reads_no_context_has_nothing_to_encode(tmp_path: Path, tiny_model_folder: Path) -> None:
-    config = settings(tiny_model_folder, use_context=False)
-    ingest_rows(corpus({"stone": 12}), tmp_path / "root", config)
-    ingest_rows(corpus({"stone": 12, "cat": 40}), tmp_path / "root", config)
-    context = open_collection("c", root=tmp_path / "root").status()["context"]
-    assert context["drift"]["verdict"] == "re-contextualise"
-    assert context["recontextualisation"] == {"documents": 0, "tokens": 0, "seconds": 0.0}
 
 
 def test_recontextualising_with_other_weights_is_refused(

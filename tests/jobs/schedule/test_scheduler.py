@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 from cairn.jobs.schedule import scheduler as scheduler_module
-from cairn.jobs.schedule.history import INTERRUPTED, ScheduledRun, read_history
+from cairn.jobs.schedule.history import (
+    INTERRUPTED,
+    KEPT_RUNS,
+    ScheduledRun,
+    append_run,
+    last_runs,
+    read_history,
+)
 from cairn.jobs.schedule.scheduler import Scheduler, first_fire, require_scheduler
 from cairn.jobs.schedule.schedules import Schedule, ScheduleFile
 from cairn.pipeline.durable import exclusive_lock
@@ -225,21 +232,6 @@ def test_runs_of_a_schedule_never_overlap_and_those_due_meanwhile_are_left_out(
     assert any("event=still-running" in line for line in make.lines)
 
 
-def test_second_scheduler_of_a_file_is_refused_in_one_sentence(
-    make: Callable[..., Scheduler], file: ScheduleFile
-) -> None:
-    add(file, yearly())
-    with running(make()):
-        runs(file)
-        with pytest.raises(
-            SchedulerBusyError, match=r"are being run by another scheduler \(process \d+\)"
-        ) as caught:
-            make().run()
-    assert caught.value.exit_code == 75
-    with running(make()):
-        pass
-
-
 def test_edit_of_the_file_is_taken_up_a_bad_one_leaves_what_was_and_is_refused_at_the_start(
     make: Callable[..., Scheduler], file: ScheduleFile
 ) -> None:
@@ -280,3 +272,18 @@ def test_first_fire_after_missed_interrupted_and_moved_clocks(
     changes: dict[str, object], last: ScheduledRun | None, now: datetime, expected: datetime
 ) -> None:
     assert first_fire(nightly(**changes), last, now) == expected
+
+
+def test_history_is_bounded_keeps_the_last_run_of_a_rare_schedule_and_passes_over_what_is_no_record(
+    file: ScheduleFile,
+) -> None:
+    path, rare, last = file.history_path, ran(schedule="yearly", counts={"rows": 3}), ran(schedule="hourly")
+    append_run(path, rare)
+    line = path.read_bytes()
+    torn = b'{"torn\n[]\n{"started_at": "2026-11-21T02:30:00"}\n\xff\n'
+    path.write_bytes(torn + line + b"".join(line.replace(b"yearly", b"hourly") for _ in range(KEPT_RUNS)))
+    append_run(path, last)
+    found = read_history(path)
+    assert len(found) == KEPT_RUNS + 1
+    assert (found[0], found[-1]) == (rare, last)
+    assert last_runs(found) == {"yearly": rare, "hourly": last}

@@ -1,12 +1,12 @@
-"""Shards of a collection in this process, each with the parts that another process would hold."""
+"""Shards of a collection in this process, each with the parts that another would hold, asked in its bytes."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cairn.jobs.ray_serve.wire import pack, unpack
 from cairn.pipeline.index.generation import Generation, OpenOne
 from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.search.shards.parts import HeldParts, Question, ShardUnreachableError
@@ -31,16 +31,11 @@ class Shards:
             if each.shard in self.down:
                 raise ShardUnreachableError("no replica answers")
         self.asked += [question.method for question in questions]
-        return [
-            pickle.loads(
-                pickle.dumps(
-                    self.held[each.shard].answer(
-                        each.key, each.method, pickle.loads(pickle.dumps(each.arguments))
-                    )
-                )
-            )
-            for each in questions
-        ]
+        answers: list[Any] = []
+        for each in questions:
+            key, method, arguments = unpack(pack((each.key, each.method, each.arguments)))
+            answers.append(unpack(pack(self.held[each.shard].answer(key, method, arguments))))
+        return answers
 
     def open(self, layout: CollectionLayout, number: int, checks: Checks) -> Generation:
         return open_on_shards(layout, number, checks, len(self.held), self.ask)
