@@ -132,16 +132,17 @@ class JobServer:
 
     def follow(self, submission_id: str, write: Callable[[str], object]) -> Outcome:
         """Write a job's log as it grows until the job is over. An interrupt leaves the job to itself."""
-        log, is_over = "", False
-        while not is_over:
+        log = ""
+        while True:
             with self._answers():
                 details = self._client.get_job_info(submission_id)
                 before = log
                 with contextlib.suppress(RuntimeError):  # the machine that has it may be gone
                     log = self._client.get_job_logs(submission_id)
             write(log[len(before) :])
-            if not (is_over := details.status in _OVER):
-                time.sleep(_POLL_SECONDS)
+            if details.status in _OVER:
+                break
+            time.sleep(_POLL_SECONDS)
         if details.status == "SUCCEEDED" or details.driver_exit_code:
             if re.search(r"No module named '?cairn\b", log):
                 raise ClusterError(
