@@ -6,6 +6,8 @@ Each calls one function of ``cairn.pipeline.lab.train`` with its options and pri
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -67,7 +69,7 @@ def _trains(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Non
             with ProgressBars(quiet=quiet) as progress:
                 limits = {
                     "folder": output,
-                    "stop_after_seconds": minutes and 60 * minutes,
+                    "deadline": time.monotonic() + 60 * minutes if minutes else math.inf,
                     "progress": progress,
                 }
                 said = function(config, limits, **own).to_dict()

@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -45,7 +44,7 @@ from cairn.pipeline.lab.train.distill import distill
 from cairn.pipeline.lab.train.leakage import without_judged
 from cairn.pipeline.lab.train.pairs import read_pairs, read_texts, training_files
 from cairn.pipeline.lab.train.pretrain import pretrain
-from cairn.pipeline.lab.train.trainer import TrainingLog, deadline_in, read_log
+from cairn.pipeline.lab.train.trainer import TrainingLog, read_log
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
@@ -96,8 +95,7 @@ class Laboratory:
 
     def limits(self) -> Settings:
         """Return what every training is handed beside its settings."""
-        left = max(self.deadline - time.monotonic(), 0)
-        return {"stop_after_seconds": None if math.isinf(left) else left, "progress": self.progress}
+        return {"deadline": self.deadline, "progress": self.progress}
 
     def base(self, layers: int | None = None) -> Path:
         """Return a model of the first layers of the base, which nothing trained to be one."""
@@ -142,7 +140,7 @@ class Laboratory:
 
     def training_documents(self, count: int, seed: int) -> judged_sets.RetrievalSet:
         """Return random documents of the training data, as a set that nobody asks."""
-        different = list(dict.fromkeys(row.document for row in read_pairs(self.sources).rows()))
+        different = list(dict.fromkeys(row.document for row in read_pairs(self.sources).rows))
         drawn = np.random.default_rng(seed).permutation(len(different))[:count].tolist()
         return replace(
             self.judged[0].with_queries(np.zeros(0, np.int64)),
@@ -343,7 +341,7 @@ def run_experiment(
     sources: Sequence[Path],
     judged: Sequence[Path],
     texts: Sequence[Path] = (),
-    stop_after_seconds: float | None = None,
+    deadline: float = math.inf,
     progress: ProgressListener = silent_progress,
 ) -> ExperimentReport:
     """Measure what is missing of an experiment, and return all of it."""
@@ -356,7 +354,7 @@ def run_experiment(
     sets = [judged_sets.sample_set(judged_sets.read_retrieval_set(each), **most) for each in judged]
     pairs = folder / made_of[:12] / "pairs.jsonl"
     if not pairs.is_file():
-        rows = without_judged(read_pairs(sources), judged, progress).rows()
+        rows = without_judged(read_pairs(sources), judged, progress).rows
         pairs.parent.mkdir(parents=True, exist_ok=True)
         durable.write_bytes(pairs, "\n".join(json.dumps(row._asdict()) for row in rows).encode())
     lab = Laboratory(
@@ -365,7 +363,7 @@ def run_experiment(
         texts=texts,
         judged=sets,
         config=config,
-        deadline=deadline_in(stop_after_seconds),
+        deadline=deadline,
         progress=progress,
     )
     cells = EXPERIMENTS[name](lab)

@@ -309,7 +309,7 @@ def time_training(folder: Path, size: Size, device: torch.device, peak_tflops: f
 
         def loss_of(embedded: Any) -> torch.Tensor:
             unit = torch.nn.functional.normalize(embedded[0], dim=1)
-            return contrastive_loss(unit[:num_queries], unit[num_queries:], positive_Q)
+            return contrastive_loss(unit[:num_queries], unit[num_queries:], positive_Q, temperature=0.02)
 
         losses: list[float] = []
 

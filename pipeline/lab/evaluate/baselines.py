@@ -92,22 +92,19 @@ def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@dataclass(frozen=True)
 class PieceRanker:
     """Ranks with the pieces of one encoding; BM25 and MaxSim are None where no system needs them."""
 
-    def __init__(
-        self,
-        doc_ids: Sequence[str],
-        encoded: EncodedSet,
-        document_bm25: LexicalHits | None = None,
-        piece_bm25: LexicalHits | None = None,
-        max_sim_of: MaxSimOf | None = None,
-    ) -> None:
-        self._id_rank_N = id_ranks(doc_ids)
-        self.encoded = encoded
-        self._document_bm25 = document_bm25
-        self._piece_bm25 = piece_bm25
-        self._max_sim_of = max_sim_of
+    doc_ids: Sequence[str]
+    encoded: EncodedSet
+    document_bm25: LexicalHits | None = None
+    piece_bm25: LexicalHits | None = None
+    max_sim_of: MaxSimOf | None = None
+
+    @cached_property
+    def _id_rank_N(self) -> Int64[np.ndarray, " N"]:  # noqa: N802 - the shape's suffix
+        return id_ranks(self.doc_ids)
 
     def rank(
         self, system: System, wants_passages_Q: Bool[np.ndarray, " Q"], depth: int = RUN_DEPTH
@@ -125,17 +122,17 @@ class PieceRanker:
     def word_bytes(self, system: System) -> int:
         """Return the bytes of the BM25 indexes that a system reads."""
         own: tuple[tuple[Read, Any], ...] = (
-            ("document BM25", self._document_bm25),
-            ("piece BM25", self._piece_bm25),
+            ("document BM25", self.document_bm25),
+            ("piece BM25", self.piece_bm25),
         )
         return sum(index.index_bytes for what, index in own if index is not None and system.reads(what))
 
     def _with_max_sim(self) -> Iterator[_Scores]:
-        assert self._max_sim_of is not None, "a system that ranks with MaxSim was given none"
+        assert self.max_sim_of is not None, "a system that ranks with MaxSim was given none"
         judged_QK = np.array(
             [best_places(scores_M, MAX_SIM_PIECES) for _, scores_M in self._scores("convex")], np.int64
         )
-        max_sim_QK = self._max_sim_of(judged_QK)
+        max_sim_QK = self.max_sim_of(judged_QK)
         for query, (_, scores_M) in enumerate(self._scores("convex")):
             scores_M[judged_QK[query]] += scaled(max_sim_QK[query])
             yield self._best_of_documents(scores_M), scores_M
@@ -147,10 +144,10 @@ class PieceRanker:
             scores_N = None
             match ranking:
                 case "bm25":
-                    scores_N = _spread(_hits(self._document_bm25, query), num_documents)
-                    scores_M = _spread(_hits(self._piece_bm25, query), num_pieces)
+                    scores_N = _spread(_hits(self.document_bm25, query), num_documents)
+                    scores_M = _spread(_hits(self.piece_bm25, query), num_pieces)
                 case "convex":
-                    scores_M = convex(cosine_M, *_hits(self._piece_bm25, query))
+                    scores_M = convex(cosine_M, *_hits(self.piece_bm25, query))
                 case _:
                     scores_M = cosine_M.astype(np.float64)
             yield self._best_of_documents(scores_M) if scores_N is None else scores_N, scores_M

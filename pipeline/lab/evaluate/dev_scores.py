@@ -10,7 +10,7 @@ says the whole table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -35,8 +35,13 @@ RANKING: Final = "fused"
 """By document and chunk vectors: what BM25 finds does not depend on the model."""
 
 
+@dataclass(frozen=True, slots=True)
 class DevScorer:
     """A :class:`cairn.pipeline.types.ModelScorer` over judged sets that are held in memory."""
+
+    sets: Sequence[RetrievalSet]
+    precision: Precision = "auto"
+    progress: ProgressListener = silent_progress
 
     @classmethod
     def of(
@@ -59,34 +64,25 @@ class DevScorer:
             if judged.skipped:
                 counted = ", ".join(f"{count} {reason}" for reason, count in judged.skipped.items())
                 warn(f"left out of {judged.name}: {counted}")
-        return cls(sets, precision=precision, progress=progress)
+        return cls(sets, precision, progress)
 
-    def __init__(
-        self,
-        sets: Sequence[RetrievalSet],
-        *,
-        precision: Precision = "auto",
-        progress: ProgressListener = silent_progress,
-    ) -> None:
+    def __post_init__(self) -> None:
         require_measures()
-        require_distinct_names(sets)
-        self._sets = sets
-        self._precision = precision
-        self._progress = progress
+        require_distinct_names(self.sets)
 
     @property
     def fingerprint(self) -> str:
         """Identify the sets: texts, queries and judgements."""
-        return fingerprint(ranking=RANKING, sets=[_digest_of_set(judged) for judged in self._sets])
+        return fingerprint(ranking=RANKING, sets=[_digest_of_set(judged) for judged in self.sets])
 
     def score(self, model_folder: Path) -> ModelScores:
         """Score a model folder; measures are named ``set/measure``."""
-        config = encoder_config({"model": str(model_folder), "precision": self._precision})
+        config = encoder_config({"model": str(model_folder), "precision": self.precision})
         system = next(system for system in configured_systems(config) if system.ranking == RANKING)
         context = context_config(str(model_folder), {})
         found: dict[str, dict[str, float]] = {}
-        for judged in self._sets:
-            [result] = run_bench(judged, [system], context, self._progress)
+        for judged in self.sets:
+            [result] = run_bench(judged, [system], context, self.progress)
             means = result.means()
             found[judged.name] = {measure: means[measure] for measure in primary_measures(means)}
         return ModelScores(

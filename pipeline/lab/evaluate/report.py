@@ -10,28 +10,23 @@ of a test than of an average.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig, default_overlap
 from cairn.pipeline.lab.evaluate.bench import SystemResult, primary_measures
 from cairn.pipeline.lab.evaluate.measures import Comparison, compare_paired, verdict_of
-from cairn.pipeline.lab.evaluate.systems import System
+from cairn.pipeline.lab.evaluate.searched_set import AS_SEARCHED
+from cairn.pipeline.lab.evaluate.systems import Ranking, System
 from cairn.pipeline.model.folders.model_defaults import encoder_config, given_defaults
 from cairn.pipeline.options import Option, options_of
+from cairn.pipeline.search_options import SearchOptions
 from jaxtyping import Float64
 
-_SEARCH_FLAGS = {
-    "document": "--granularity document --no-hybrid",
-    "chunk": "--granularity chunk --no-hybrid",
-    "dense": "--granularity chunk --no-hybrid",
-    "fused": "--no-hybrid",
-    "fused+bm25": "",
-    "late": "--no-hybrid",
-    "late+bm25": "",
-}
+_SEARCHES: Final[Mapping[Ranking, SearchOptions]] = {**AS_SEARCHED, "dense": AS_SEARCHED["chunk"]}
+"""What a search without windows of its own gives; the dense baseline is ranked as chunks are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,7 +176,7 @@ def is_buildable(system: System) -> bool:
     encoding = system.encoding
     if encoding.encoder.window_overlap_tokens != default_overlap(encoding.encoder.window_tokens):
         return False
-    return not encoding.has_pieces and encoding.context != "random" and system.ranking in _SEARCH_FLAGS
+    return not encoding.has_pieces and encoding.context != "random" and system.ranking in _SEARCHES
 
 
 def _is_as_given(system: System) -> bool:
@@ -209,8 +204,13 @@ def ingest_flags(system: System) -> str:
 
 def search_flags(system: System) -> str:
     """Return the flags of ``cairn search`` that rank as this system does."""
-    leaves_tokens = not system.reads("token vectors") and bool(system.encoding.encoder.token_bytes)
-    return f"{_SEARCH_FLAGS[system.ranking]} {'--no-late' if leaves_tokens else ''}".strip()
+    options = _SEARCHES[system.ranking]
+    flags = {
+        f"--granularity {options.granularity}": options.granularity != "both",
+        "--no-hybrid": not options.hybrid,
+        "--no-late": bool(system.encoding.encoder.token_bytes) and not system.reads("token vectors"),
+    }
+    return " ".join(flag for flag, is_needed in flags.items() if is_needed)
 
 
 def _flag(option: Option, value: Any) -> str:

@@ -130,7 +130,7 @@ class BatchPlan:
             np.stack([side[list(unit)].mean(axis=0) for unit in self.units])
             for side in (vectors.document_NV, vectors.query_NV)
         )
-        sources = ["" if config.batches == "mixed" else pairs.sources[unit[0]] for unit in self.units]
+        sources = ["" if config.batches == "mixed" else pairs.rows[unit[0]].source for unit in self.units]
         names, source_N = np.unique(np.array(sources), return_inverse=True)
         self._domains = [self._clustered(np.flatnonzero(source_N == place)) for place in range(len(names))]
         self._epoch, self._batches = -1, np.zeros((0, 0), np.int64)

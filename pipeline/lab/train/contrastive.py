@@ -33,8 +33,13 @@ from cairn.pipeline.lab.train.distill import is_plain
 from cairn.pipeline.lab.train.documents import read_document_pairs
 from cairn.pipeline.lab.train.gradients import Embedded, FirstStage, cached_backward
 from cairn.pipeline.lab.train.heldout import choose_heldout, mean_by_text, score_heldout
-from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast, draw_dropped
-from cairn.pipeline.lab.train.latent_block import add_latent_block
+from cairn.pipeline.lab.train.landmark_encoder import (
+    EncoderFolder,
+    LandmarkEncoder,
+    add_latent_block,
+    autocast,
+    resolved,
+)
 from cairn.pipeline.lab.train.leakage import without_judged
 from cairn.pipeline.lab.train.losses import FalseNegatives, contrastive_loss, distillation_loss
 from cairn.pipeline.lab.train.packed_rows import alone, split
@@ -48,15 +53,7 @@ from cairn.pipeline.lab.train.pair_data import (
 from cairn.pipeline.lab.train.pairs import TrainingPairs, join_pairs, read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceBatch, in_order_of_content
 from cairn.pipeline.lab.train.settings import TrainConfig, require_exits
-from cairn.pipeline.lab.train.trainer import (
-    Batch,
-    RunReport,
-    Score,
-    Trainer,
-    claimed_folder,
-    deadline_in,
-    resolved,
-)
+from cairn.pipeline.lab.train.trainer import Batch, RunReport, Score, Trainer, claimed_folder
 from cairn.pipeline.model.engine.precision import default_device
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
@@ -64,7 +61,7 @@ from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.landmarks import Rows, draw_intervals
 from cairn.pipeline.poolings import PREFIX_POOLINGS, pooling_rule
 from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Float32, Int64
 
 RANKING_TEMPERATURE: Final = 0.05
 """Of a chunk's ranking of the others, by which the student follows the base."""
@@ -89,17 +86,23 @@ def pair_batch(
     seed = int(generator.integers(2**62))
     parts = split(batch.rows, config.micro_batch_tokens)
     first, dropped_BC = list[FirstStage](), None
+
+    def embed_context(rows: Rows) -> torch.Tensor:
+        with autocast(model, config):
+            return model.embed_documents(rows).float()
+
+    def embed_texts(rows: Rows, dropped_BC: torch.Tensor | None, context_CD: torch.Tensor | None) -> Embedded:
+        with autocast(model, config):
+            return (model(rows, context_CD, config.matryoshka_layers or None, dropped_BC).float(),)
+
     if context is not None:
-        rows = split(context, config.micro_batch_tokens)
-        first = [partial(_embed_context, model, part, config) for part in rows]
+        first = [partial(embed_context, part) for part in split(context, config.micro_batch_tokens)]
         if config.context_dropout:
             draws = torch.Generator().manual_seed(seed)
-            dropped_BC = draw_dropped(len(batch.rows), len(context), config.context_dropout, draws)
+            drawn_BC = torch.rand(len(batch.rows), len(context), generator=draws)
+            dropped_BC = drawn_BC < config.context_dropout
     dropped = [None] * len(parts) if dropped_BC is None else dropped_BC.split([len(part) for part in parts])
-    second = [
-        partial(_embed_texts, model, part, of_part, config)
-        for part, of_part in zip(parts, dropped, strict=True)
-    ]
+    second = [partial(embed_texts, part, own) for part, own in zip(parts, dropped, strict=True)]
     report = {
         "num_queries": len(batch.pair_Q),
         "num_documents": len(batch.pair_D),
@@ -111,7 +114,10 @@ def pair_batch(
 
     def backward() -> torch.Tensor:
         read = parts if teaches_rows else [alone(part, has_cls=model.has_cls) for part in parts]
-        teacher_BD = None if teacher is None else _teach(teacher, read, config)
+        teacher_BD = None
+        if teacher is not None:
+            with torch.no_grad(), autocast(teacher, config):
+                teacher_BD = torch.cat([F.normalize(teacher(part).float(), dim=1) for part in read])
 
         def loss_of(embedded: Embedded) -> torch.Tensor:
             return batch_loss(embedded[0], batch, data, teacher_BD, config, model.model_dim)
@@ -194,19 +200,17 @@ def batch_loss(
     return loss + config.distillation_weight * _distillation(layers[-1], teacher_BD)
 
 
-def own_negatives(batch: SequenceBatch, mined_Qk: Int64[np.ndarray, "Q k"]) -> Int64[np.ndarray, "Q k"]:
-    """Return where in the batch the negatives chosen for each query stand, :data:`NONE_FOUND` for none."""
-    place_of = {pair: place for place, pair in enumerate(batch.pair_D.tolist())} | {NONE_FOUND: NONE_FOUND}
-    places = [place_of[pair] for pair in mined_Qk.ravel().tolist()]
-    return np.array(places, np.int64).reshape(mined_Qk.shape)
-
-
 def _false_negatives(
     batch: SequenceBatch, data: TrainingData, config: TrainConfig, device: torch.device
 ) -> FalseNegatives:
     own_Qk = None
     if config.negatives == "own":
-        own_Qk = torch.from_numpy(own_negatives(batch, data.hard_negatives_Nk[batch.pair_Q])).to(device)
+        place_of = {pair: place for place, pair in enumerate(batch.pair_D.tolist())}
+        places = [
+            [place_of.get(pair, NONE_FOUND) for pair in pairs]
+            for pairs in data.hard_negatives_Nk[batch.pair_Q].tolist()
+        ]
+        own_Qk = torch.tensor(places, dtype=torch.int64, device=device)
     return FalseNegatives(
         query_QS=torch.from_numpy(data.vectors.query_NV[batch.pair_Q]).to(device),
         document_NS=torch.from_numpy(data.vectors.document_NV[batch.pair_D]).to(device),
@@ -224,31 +228,6 @@ def _distillation(student_ND: torch.Tensor, teacher_ND: torch.Tensor) -> torch.T
         for student, teacher in blocks
     ]
     return torch.stack(losses).sum()
-
-
-def _embed_context(model: LandmarkEncoder, rows: Rows, config: TrainConfig) -> torch.Tensor:
-    """Run the first stage on a micro-batch."""
-    with autocast(model, config):
-        return model.embed_documents(rows).float()
-
-
-def _embed_texts(
-    model: LandmarkEncoder,
-    rows: Rows,
-    dropped_BC: Bool[torch.Tensor, "B C"] | None,
-    config: TrainConfig,
-    context_CD: torch.Tensor | None,
-) -> Embedded:
-    """Run the second stage on a micro-batch."""
-    with autocast(model, config):
-        return (model(rows, context_CD, config.matryoshka_layers or None, dropped_BC).float(),)
-
-
-@torch.no_grad()
-def _teach(teacher: LandmarkEncoder, parts: Sequence[Rows], config: TrainConfig) -> torch.Tensor:
-    """Return the base's embeddings of a batch's chunks."""
-    with autocast(teacher, config):
-        return torch.cat([F.normalize(teacher(part).float(), dim=1) for part in parts])
 
 
 SERVED_INTERVAL: Final = 64
@@ -320,7 +299,7 @@ def train(
     documents: Sequence[Path] = (),
     judged: Sequence[Path] = (),
     scorer: ModelScorer | None = None,
-    stop_after_seconds: float | None = None,
+    deadline: float = math.inf,
     say: Callable[[str], object] = lambda _: None,
     progress: ProgressListener = silent_progress,
 ) -> RunReport:
@@ -330,7 +309,6 @@ def train(
     on the way is the best; without one the held-out pairs do. ``say`` is told before the first step how hard
     the batches are: the mean cosine of their documents beside that of random batches.
     """
-    deadline = deadline_in(stop_after_seconds)
     checkpoint = read_checkpoint(model_folder(base))
     config = resolved(config)
     model, base_teacher = _models(checkpoint, config)

@@ -54,15 +54,9 @@ def prepare_pairs(
     from cairn.pipeline.lab.train.pairs import read_pairs
 
     kept = without_judged(read_pairs(pairs), judged, progress)
-    columns = {
-        "query": kept.queries,
-        "document": kept.documents,
-        "title": kept.titles,
-        "source": kept.sources,
-        "instruction": kept.instructions,
-        "negatives": pa.array(list(map(list, kept.negatives)), pa.list_(pa.string())),
-    }
-    _write(target, pa.table(columns))
+    texts = ("query", "document", "title", "source", "instruction")
+    columns = pa.schema([*((name, pa.string()) for name in texts), ("negatives", pa.list_(pa.string()))])
+    _write(target, pa.Table.from_pylist([row._asdict() for row in kept.rows], columns))
     return len(kept)
 
 
@@ -119,17 +113,14 @@ def train_stages(
     from cairn.pipeline.lab.train.contrastive import train  # imports torch
     from cairn.pipeline.lab.train.landmark_distillation import train_landmarks
 
-    deadline = time.monotonic() + 60 * minutes
+    limits: dict[str, Any] = {"deadline": time.monotonic() + 60 * minutes, "progress": progress}
     prepared, first, second = work / "pairs.parquet", work / "landmarks", work / "run"
     texts = [path for path in (work / "texts.parquet", prepared) if path.is_file()]
 
-    def limits() -> dict[str, Any]:
-        return {"stop_after_seconds": deadline - time.monotonic(), "progress": progress}
-
     try:
-        before = train_landmarks(base, texts, first, landmarks, **limits())
+        before = train_landmarks(base, texts, first, landmarks, **limits)
         taught = next(first / name for name in DELIVERED if (first / name).is_dir())
-        after = train([prepared], second, pairs, base=str(taught), say=say, **limits())
+        after = train([prepared], second, pairs, base=str(taught), say=say, **limits)
     finally:
         if deliver is not None:
             for run, target in ((first, deliver / "landmarks"), (second, deliver)):

@@ -18,6 +18,7 @@ Differs from LEAF: there a linear map behind the student is trained and kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,22 +34,13 @@ from cairn.pipeline.encode.tokenization import Prefix
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.kept_arrays import kept_arrays
 from cairn.pipeline.lab.train.gradients import summed_backward
-from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast, resolved
 from cairn.pipeline.lab.train.losses import spread_layers, state_loss
 from cairn.pipeline.lab.train.packed_rows import apart, pooled, split
 from cairn.pipeline.lab.train.pair_data import MAX_TOKENS, embed_texts
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.settings import DistillConfig
-from cairn.pipeline.lab.train.trainer import (
-    Batch,
-    RunReport,
-    Score,
-    Trainer,
-    claimed_folder,
-    deadline_in,
-    places_of_step,
-    resolved,
-)
+from cairn.pipeline.lab.train.trainer import Batch, RunReport, Score, Trainer, claimed_folder, places_of_step
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.precision import default_device
@@ -195,11 +187,10 @@ def distill(
     folder: Path,
     config: DistillConfig,
     *,
-    stop_after_seconds: float | None = None,
+    deadline: float = math.inf,
     progress: ProgressListener = silent_progress,
 ) -> RunReport:
     """Train ``student`` to follow ``teacher`` on the texts of ``sources``; leave the run in ``folder``."""
-    deadline = deadline_in(stop_after_seconds)
     config = resolved(config)
     checkpoint, settings = read_checkpoint(model_folder(student)), encoder_config({"model": student})
     taught_by, taught_as = read_checkpoint(model_folder(teacher)), encoder_config({"model": teacher})

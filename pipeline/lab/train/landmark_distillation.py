@@ -27,13 +27,15 @@ model's own pooled vectors is a way of our own, after the self-distillation of F
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -44,21 +46,12 @@ from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train.distill import is_plain
 from cairn.pipeline.lab.train.gradients import Embedded, SecondStage, cached_backward
-from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, Lead, autocast
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, Lead, autocast, resolved
 from cairn.pipeline.lab.train.leakage import read_judged_texts
 from cairn.pipeline.lab.train.packed_rows import own_places, pooled, split
 from cairn.pipeline.lab.train.pairs import counted, read_rows, training_files
 from cairn.pipeline.lab.train.settings import LandmarkConfig
-from cairn.pipeline.lab.train.trainer import (
-    Batch,
-    RunReport,
-    Score,
-    Trainer,
-    claimed_folder,
-    deadline_in,
-    places_of_step,
-    resolved,
-)
+from cairn.pipeline.lab.train.trainer import Batch, RunReport, Score, Trainer, claimed_folder, places_of_step
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.engine.precision import default_device
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
@@ -91,21 +84,10 @@ class Window(NamedTuple):
     lead: int = -1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Windows:
-    """Windows in an order that their files have no influence on, all of one document side by side."""
-
-    windows: tuple[Window, ...]
-    skipped: dict[str, int] = field(default_factory=dict[str, int])
-
-    @property
-    def fingerprint(self) -> str:
-        """Identify the windows, in their order."""
-        return fingerprint(windows=[list(one) for one in self.windows])
-
-
-def read_windows(paths: Sequence[Path], window_tokens: int, judged: Sequence[Path] = ()) -> Windows:
-    """Cut the documents of training files into windows."""
+def read_windows(
+    paths: Sequence[Path], window_tokens: int, judged: Sequence[Path] = ()
+) -> tuple[list[Window], dict[str, int]]:
+    """Cut the documents of :func:`read_documents` into windows, all of one document side by side."""
     documents, skipped = read_documents(paths, judged)
     room = CHARACTERS_PER_TOKEN * window_tokens
     windows: list[Window] = []
@@ -115,7 +97,7 @@ def read_windows(paths: Sequence[Path], window_tokens: int, judged: Sequence[Pat
             lead = first if start else -1
             windows.append(Window(one.title, part, lead))
             start += len(part)
-    return Windows(windows=tuple(windows), skipped=skipped)
+    return windows, skipped
 
 
 def read_documents(paths: Sequence[Path], judged: Sequence[Path] = ()) -> tuple[list[Window], dict[str, int]]:
@@ -256,25 +238,18 @@ class FollowedChunks:
         """
         if not self.num_heldout:
             return None
-        measures: dict[str, float] = {}
         kinds: Sequence[LeadKind] = ("own", "foreign", "none") if self.config.document_context else ("own",)
-        for kind in kinds:
-            found: dict[str, list[torch.Tensor]] = defaultdict(list)
-            for lesson in self._heldout:
-                s_MD, distance_N1 = self.landmarks(lesson, kind)
-                cosine_M = F.cosine_similarity(s_MD, lesson.vectors_MD)
-                found["cosine"].append(cosine_M)
-                found["token_cosine"].append(1.0 - distance_N1[lesson.is_taught_N > 0, 0])
-                found["readers"].append(cosine_M[lesson.is_reader_M])
-            whole = {name: torch.cat(values) for name, values in found.items()}
+        found: dict[str, list[torch.Tensor]] = defaultdict(list)
+        for kind, lesson in product(kinds, self._heldout):
+            s_MD, distance_N1 = self.landmarks(lesson, kind)
+            cosine_M = F.cosine_similarity(s_MD, lesson.vectors_MD)
             if kind == "own":
-                measures = {
-                    "heldout_cosine": float(whole["cosine"].mean()),
-                    "heldout_cosine_p5": float(whole["cosine"].quantile(0.05)),
-                    "heldout_token_cosine": float(whole["token_cosine"].mean()),
-                }
-            if len(whole["readers"]):
-                measures[f"heldout_cosine_behind_{kind}"] = float(whole["readers"].mean())
+                found["heldout_cosine"].append(cosine_M)
+                found["heldout_token_cosine"].append(1.0 - distance_N1[lesson.is_taught_N > 0, 0])
+            found[f"heldout_cosine_behind_{kind}"].append(cosine_M[lesson.is_reader_M])
+        whole = {name: torch.cat(values) for name, values in found.items()}
+        measures = {name: float(values.mean()) for name, values in whole.items() if len(values)}
+        measures["heldout_cosine_p5"] = float(whole["heldout_cosine"].quantile(0.05))
         return Score(measures=measures, value=measures["heldout_cosine"])
 
     def landmarks(self, lesson: Lesson, kind: LeadKind = "own") -> Embedded:
@@ -292,16 +267,6 @@ class FollowedChunks:
         size = self.config.batch_windows
         groups = [held[start : start + size] for start in range(0, len(held), size)]
         return tuple(self.lesson(group, None) for group in groups)
-
-    def lesson(self, windows: Sequence[Window], generator: np.random.Generator | None) -> Lesson:
-        """Lay out windows and what they read as drawn, without a generator all of it, and ask the base."""
-        rows = self._laid_out(windows, generator)
-        leads, read_by_row = self._leads(windows, generator)
-        followed = [
-            row._replace(unread=row.unread if len(read) else row.title)
-            for row, read in zip(rows, read_by_row, strict=True)
-        ]
-        return self._taught(followed, leads, read_by_row)
 
     def _laid_out(self, windows: Sequence[Window], generator: np.random.Generator | None) -> list[_Row]:
         """Tokenise and cut windows, as many chunks as fit."""
@@ -344,55 +309,49 @@ class FollowedChunks:
         if not most or not places:
             return None, [none] * len(windows)
         rows = self._laid_out([self.windows[place] for place in places], generator)
-        laid = self._lay_out(
-            [part for row in rows for part in row.chunks], [len(row.chunks) for row in rows]
-        )(attention="full", pooling="lmk", titles=[row.title for row in rows])
-        ends = np.cumsum([len(row.chunks) for row in rows]).tolist()
-        of_place = {
-            place: np.arange(end - len(row.chunks), end)
-            for place, row, end in zip(places, rows, ends, strict=True)
-        }
-        read_by_row: list[Int64[np.ndarray, " _"]] = []
-        for one, reads in zip(windows, reads_B, strict=True):
-            own = of_place[one.lead] if reads else none
-            read_by_row.append((own if generator is None else generator.permutation(own))[:most])
-        return laid, read_by_row
+        parts, counts = [part for row in rows for part in row.chunks], [len(row.chunks) for row in rows]
+        titles = [row.title for row in rows]
+        laid = self._lay_out(parts, counts, attention="full", pooling="lmk", titles=titles)
+        ends = np.cumsum(counts)
+        of_place = dict(zip(places, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
+        own = [of_place[one.lead] if reads else none for one, reads in zip(windows, reads_B, strict=True)]
+        return laid, [(each if generator is None else generator.permutation(each))[:most] for each in own]
 
-    def _lay_out(
-        self, parts: Sequence[Int32[np.ndarray, " _"]], counts: Sequence[int]
-    ) -> Callable[..., Rows]:
-        """Return what lays out texts of so many chunks each."""
+    def _lay_out(self, parts: Sequence[Int32[np.ndarray, " _"]], counts: Sequence[int], **how: Any) -> Rows:
+        """Lay out texts of so many chunks each."""
         chunks = Chunks(
             token_offsets=np.concatenate([[0], np.cumsum([len(part) for part in parts])]),
             chunk_offsets=np.concatenate([[0], np.cumsum(counts)]),
         )
-        return partial(
-            lay_out,
+        return lay_out(
             np.concatenate(parts),
             chunks,
             cls_id=self.checkpoint.cls_id,
             landmark_id=self.checkpoint.landmark_id,
             max_window_tokens=self.config.window_tokens,
+            **how,
         )
 
-    def _taught(
-        self, rows: Sequence[_Row], leads: Rows | None, read_by_row: Sequence[Int64[np.ndarray, " _"]]
-    ) -> Lesson:
-        """Let the base read each title and each chunk alone, and lay what it makes of them onto the rows.
+    def lesson(self, windows: Sequence[Window], generator: np.random.Generator | None) -> Lesson:
+        """Lay out windows and what they read as drawn, without a generator all of it, and ask the base.
 
-        A row that reads its document's context follows chunks behind the title, whether it shows it or not.
+        The base reads each title and each chunk alone, and what it makes of them is laid onto the rows. A row
+        that reads its document's context follows chunks behind the title, whether it shows it or not.
         """
+        rows = self._laid_out(windows, generator)
+        leads, read_by_row = self._leads(windows, generator)
         shown = [[row.title, *row.chunks] if len(row.title) else row.chunks for row in rows]
         parts = [part for row in shown for part in row]
         # What each part is read behind alone: its title, of a title nothing.
-        title_M = [
-            title
-            for row in rows
-            for title in ([row.title[:0]] * bool(len(row.title)) + [row.unread] * len(row.chunks))
-        ]
-        read = self._lay_out(parts, [len(row) for row in shown])
-        student = read(attention="full", pooling="lmk")
-        alone = read(attention="chunk", pooling="mean", titles=title_M, are_of_chunks=True)
+        title_M: list[np.ndarray] = []
+        for row, read in zip(rows, read_by_row, strict=True):
+            title_M += [row.title[:0]] * bool(len(row.title))
+            title_M += [row.unread if len(read) else row.title] * len(row.chunks)
+        counts = [len(row) for row in shown]
+        student = self._lay_out(parts, counts, attention="full", pooling="lmk")
+        alone = self._lay_out(
+            parts, counts, attention="chunk", pooling="mean", titles=title_M, are_of_chunks=True
+        )
         means, states = list[torch.Tensor](), list[torch.Tensor]()
         with torch.no_grad(), autocast(self.base, self.config):
             for some in split(alone, self.config.micro_batch_tokens):
@@ -468,14 +427,13 @@ def train_landmarks(
     *,
     student: str | None = None,
     judged: Sequence[Path] = (),
-    stop_after_seconds: float | None = None,
+    deadline: float = math.inf,
     progress: ProgressListener = silent_progress,
 ) -> RunReport:
     """Train the landmark states of ``base`` on the texts of ``sources``; leave the run in ``folder``.
 
     ``student`` names other first weights of the same model, such as those of an earlier run.
     """
-    deadline = deadline_in(stop_after_seconds)
     config = resolved(config)
     checkpoint, settings = read_checkpoint(model_folder(base)), encoder_config({"model": base})
     _require_base(checkpoint, settings)
@@ -488,8 +446,8 @@ def train_landmarks(
             f"{config.window_tokens}"
         )
     model.freeze_embeddings()
-    read = read_windows(sources, config.window_tokens, judged)
-    num_heldout = min(config.heldout_windows, len(read.windows) // 10)
+    windows, skipped = read_windows(sources, config.window_tokens, judged)
+    num_heldout = min(config.heldout_windows, len(windows) // 10)
     served = EncoderConfig(
         model=base,
         pooling="lmk",
@@ -499,14 +457,15 @@ def train_landmarks(
         title_tokens=config.title_tokens if config.title_share else 0,
         document_context=config.document_context,
     )
-    made_of, device = {"base": checkpoint.fingerprint, "texts": read.fingerprint}, default_device()
+    texts, device = fingerprint(windows=[list(one) for one in windows]), default_device()
+    made_of = {"base": checkpoint.fingerprint, "texts": texts}
     made_of |= {} if student is None else {"student": begun.fingerprint}
-    with claimed_folder(folder, config, made_of, read.skipped):
+    with claimed_folder(folder, config, made_of, skipped):
         objective = FollowedChunks(
             model=model.to(device),
             base=teacher.requires_grad_(False).to(device),
             checkpoint=checkpoint,
-            windows=read.windows,
+            windows=windows,
             num_heldout=num_heldout,
             config=config,
             folder=EncoderFolder(base=checkpoint, settings=served),
@@ -516,11 +475,11 @@ def train_landmarks(
         ).run()
         objective.folder.save_changes(folder, model)
     details = {
-        "windows": len(read.windows),
+        "windows": len(windows),
         "heldout_windows": num_heldout,
         "tokens_per_second": report.rate("num_tokens"),
     }
-    return replace(report, skipped=read.skipped, details=details)
+    return replace(report, skipped=skipped, details=details)
 
 
 def _require_kin(student: Checkpoint, model: LandmarkEncoder, base: LandmarkEncoder) -> None:

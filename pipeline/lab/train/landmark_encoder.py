@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
 from cairn.pipeline.model.engine.layer import ACTIVATE, Activation, run_layer
 from cairn.pipeline.model.engine.pattern import Shape
+from cairn.pipeline.model.engine.precision import default_device, resolve_precision
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, Norm, NotedTensors
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
@@ -53,7 +54,7 @@ from cairn.pipeline.model.folders.own_tensors import (
     NULL_CONTEXT,
 )
 from cairn.pipeline.model.landmarks import Rows
-from cairn.pipeline.model.latent_attention import read_latent_attention
+from cairn.pipeline.model.latent_attention import PUBLISHED_HEADS, read_latent_attention
 from cairn.pipeline.ragged import places_in_groups, ranges
 from jaxtyping import Bool, Float, Float32, Int64
 from safetensors.torch import save_file
@@ -67,13 +68,6 @@ def shared_prefix(names: Iterable[str]) -> str:
     return "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len(set(parts)) == 1, columns))
 
 
-def draw_dropped(
-    num_rows: int, num_context: int, probability: float, generator: torch.Generator
-) -> Bool[torch.Tensor, "B C"]:
-    """Draw which context vectors give way to the null token, for each row by itself."""
-    return torch.rand(num_rows, num_context, generator=generator) < probability
-
-
 _Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Attention of queries ``… H d`` over keys and values ``… G d``, giving ``… H d``."""
@@ -82,23 +76,23 @@ Angles = tuple[Float32[torch.Tensor, "T E"], Float32[torch.Tensor, "T E"]]
 """Cosines and sines of T positions, for the first 2 E dimensions of a head."""
 
 
+@dataclass(frozen=True, slots=True)
 class DifferentiableOperations:
     """A layer for training: nothing is overwritten, so gradients reach weights and states.
 
     ``angles`` = None leaves queries and keys as they are.
     """
 
-    def __init__(self, shape: Shape, attend: Attend, angles: Angles | None = None) -> None:
-        self._shape = shape
-        self._attend = attend
-        self._angles = angles
+    shape: Shape
+    mix: Attend
+    angles: Angles | None = None
 
     def norm(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:
         return norm(x)
 
     def heads(self, qkv: AnyLinear, x: torch.Tensor) -> _Heads:
-        heads = _project(qkv, x).unflatten(-1, (-1, self._shape.head_dim))
-        query, key, value = heads.split(self._shape.heads_by_kind, dim=-2)
+        heads = _project(qkv, x).unflatten(-1, (-1, self.shape.head_dim))
+        query, key, value = heads.split(self.shape.heads_by_kind, dim=-2)
         return query, key, value
 
     def norm_heads(self, query_norm: Norm, key_norm: Norm, heads: _Heads) -> _Heads:
@@ -106,13 +100,13 @@ class DifferentiableOperations:
         return query_norm(query), key_norm(key), value
 
     def rotate(self, heads: _Heads) -> _Heads:
-        if self._angles is None:
+        if self.angles is None:
             return heads
         query, key, value = heads
-        return _rotated(query, self._angles), _rotated(key, self._angles), value
+        return _rotated(query, self.angles), _rotated(key, self.angles), value
 
     def attend(self, heads: _Heads) -> torch.Tensor:
-        return self._attend(*heads).flatten(-2)
+        return self.mix(*heads).flatten(-2)
 
     def continuing(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -421,6 +415,80 @@ class LandmarkEncoder(_Parameters):
         engine, each = self._engine(is_first_stage=True), alone(rows, has_cls=self.has_cls)
         states = self.states(each, None, [engine.num_layers], engine=engine)
         return pooled(states[engine.num_layers], each)
+
+
+NUM_LATENTS: Final = 512
+"""Of a new block, as in NV-Embed."""
+
+MLP_FACTOR: Final = 4
+"""Width of the MLP over that of the model, as in NV-Embed-v2."""
+
+
+def add_latent_block(
+    model: LandmarkEncoder, base: Checkpoint, *, num_latents: int | None = None, seed: int = 0
+) -> None:
+    """Let a model pool behind latent attention, which is trained and saved with it.
+
+    ``num_latents`` = None is what the base has, else 512. Another number than the base's raises
+    :class:`ConfigError`, and so does a new block of a width that eight heads do not divide.
+    """
+    stored = {name: tensor for name, tensor in base.tensors.items() if LATENT_ATTENTION in name}
+    if not all(name.startswith(LATENT_ATTENTION) for name in stored):
+        raise ModelError(
+            f"training must start from a latent attention named {LATENT_ATTENTION}…, got {min(stored)}; save "
+            "the base with Cairn, and start from that folder"
+        )
+    if not stored:
+        model.add_published(
+            new_block(NUM_LATENTS if num_latents is None else num_latents, model.model_dim, seed)
+        )
+        return
+    found = len(stored[f"{LATENT_ATTENTION}latents"])
+    if num_latents not in (None, found):
+        raise ConfigError(f"latents must be the base model's {found}, got {num_latents}; leave them out")
+    model.add_published({name: tensor.float().clone() for name, tensor in stored.items()})
+
+
+def new_block(num_latents: int, model_dim: int, seed: int) -> dict[str, torch.Tensor]:
+    """Return the tensors of a new block in float32, drawn from ``seed``.
+
+    It begins as the plain mean: both its output matrices are zero. Source: NV-Embed §3.2, in the published
+    names of :mod:`cairn.pipeline.model.latent_attention`; the paper does not say how its block begins.
+    """
+    if model_dim % PUBLISHED_HEADS:
+        raise ConfigError(
+            f"pooling latent must have a base model whose width {PUBLISHED_HEADS} heads divide, got "
+            f"{model_dim}; choose another pooling"
+        )
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=generator) * sizes[-1] ** -0.5
+
+    attention, mlp = (f"{LATENT_ATTENTION}cross_attend_blocks.{index}" for index in range(2))
+    inner = MLP_FACTOR * model_dim
+    norms = (f"{attention}.norm", f"{attention}.norm_context", f"{mlp}.norm")
+    return {
+        f"{LATENT_ATTENTION}latents": torch.randn(num_latents, model_dim, generator=generator),
+        **{f"{name}.weight": torch.ones(model_dim) for name in norms},
+        **{f"{name}.bias": torch.zeros(model_dim) for name in norms},
+        f"{attention}.fn.to_q.weight": drawn(model_dim, model_dim),
+        f"{attention}.fn.to_kv.weight": drawn(2 * model_dim, model_dim),
+        f"{attention}.fn.to_out.weight": torch.zeros(model_dim, model_dim),
+        f"{mlp}.fn.net.0.weight": drawn(2 * inner, model_dim),
+        f"{mlp}.fn.net.0.bias": torch.zeros(2 * inner),
+        f"{mlp}.fn.net.2.weight": torch.zeros(model_dim, inner),
+        f"{mlp}.fn.net.2.bias": torch.zeros(model_dim),
+    }
+
+
+_Config = TypeVar("_Config", bound=RunConfig)
+
+
+def resolved(config: _Config) -> _Config:
+    """Say which precision auto is before it is written down: a run must not go on in another arithmetic."""
+    dtype = resolve_precision(config.precision, default_device())
+    return replace(config, precision="bf16" if dtype == torch.bfloat16 else "fp32")
 
 
 def autocast(model: LandmarkEncoder, config: RunConfig) -> torch.autocast:

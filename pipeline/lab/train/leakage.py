@@ -15,6 +15,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from cairn.pipeline.lab.judged_files import JudgedFile, read_judged_file
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import UInt64
+from numpy.lib.stride_tricks import sliding_window_view
 
 WINDOW_WORDS: Final = 16
 """Words in a row that two texts share only when one was taken from the other, or both from a third."""
@@ -67,14 +69,10 @@ class JudgedTexts:
 
     def _windows(self, text: str) -> UInt64[np.ndarray, " windows"]:
         hashes = np.array([self._word_hash(word) for word in words(text)], np.uint64)
-        num_windows = len(hashes) - WINDOW_WORDS + 1
-        if num_windows < 1:
+        if len(hashes) < WINDOW_WORDS:
             return np.zeros(0, np.uint64)
-        rolled = np.zeros(num_windows, np.uint64)
-        with np.errstate(over="ignore"):  # hashes are meant to wrap
-            for place in range(WINDOW_WORDS):
-                rolled = rolled * _MULTIPLIER + hashes[place : place + num_windows]
-        return rolled
+        # Hashes are meant to wrap.
+        return sliding_window_view(hashes, WINDOW_WORDS) @ np.cumprod(np.full(WINDOW_WORDS, _MULTIPLIER))
 
     def _word_hash(self, word: str) -> int:
         if word not in self._word_hashes:
@@ -110,17 +108,14 @@ def without_judged(
 
 def drop_judged(pairs: TrainingPairs, judged: JudgedTexts) -> TrainingPairs:
     """Leave out pairs with a judged side, and judged negatives; :class:`SourceError` when none is left."""
-    kept = [place for place, query in enumerate(pairs.queries) if not judged.has_query(query)]
-    pairs = pairs.take(kept, "query of an evaluation set")
-    distinct = {*pairs.documents, *(text for texts in pairs.negatives for text in texts)}
-    is_judged = {document: judged.has_document(document) for document in distinct}
-    kept = [place for place, document in enumerate(pairs.documents) if not is_judged[document]]
-    pairs = pairs.take(kept, "document of an evaluation set")
+    pairs = pairs.without(lambda row: judged.has_query(row.query), "query of an evaluation set")
+    distinct = {*pairs.documents, *(text for row in pairs.rows for text in row.negatives)}
+    out = {text for text in distinct if judged.has_document(text)}
+    pairs = pairs.without(lambda row: row.document in out, "document of an evaluation set")
     rows = [
-        row._replace(negatives=tuple(text for text in row.negatives if not is_judged[text]))
-        for row in pairs.rows()
+        row._replace(negatives=tuple(text for text in row.negatives if text not in out)) for row in pairs.rows
     ]
-    pairs = TrainingPairs.of(rows, pairs.skipped)
+    pairs = replace(pairs, rows=tuple(rows))
     if not len(pairs):
         raise SourceError(
             "training pairs must not all stand in the evaluation sets, got no other; train on other data"

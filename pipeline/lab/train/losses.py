@@ -39,9 +39,6 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from jaxtyping import Bool, Float, Float32, Int64
 from torch.utils.checkpoint import checkpoint
 
-TEMPERATURE: Final = 0.02
-"""CDE §5."""
-
 TILE: Final = 1_024
 """Queries and documents of one tile: 4 MiB of logits."""
 
@@ -68,7 +65,7 @@ def contrastive_loss(
     positive_Q: Int64[torch.Tensor, " Q"],
     false_negatives: FalseNegatives | None = None,
     *,
-    temperature: float = TEMPERATURE,
+    temperature: float,
     tile: int = TILE,
 ) -> Float32[torch.Tensor, ""]:
     """Return the mean loss of the queries, each against all documents of the batch but those left out.

@@ -104,7 +104,9 @@ def embed_pairs(pairs: TrainingPairs, backbone: Backbone, progress: ProgressList
     """Embed both sides of every pair; equal documents are embedded once."""
     embedder = ContextEncoder(backbone, min(MAX_TOKENS, backbone.max_positions))
     documents = Candidates.of(pairs).texts
-    vectors = embed_texts(embedder.embed, [*documents, *pairs.queries], "surrogate", progress)
+    vectors = embed_texts(
+        embedder.embed, [*documents, *(row.query for row in pairs.rows)], "surrogate", progress
+    )
     document_NV, query_NV = np.split(vectors, [len(documents)])
     return PairVectors(document_NV, query_NV)
 
@@ -132,7 +134,7 @@ def embed_texts(
 def pairs_fingerprint(pairs: TrainingPairs) -> str:
     """Identify the pairs and their order, without a copy of their text."""
     digest = hashlib.sha256()
-    for row in pairs.rows():
+    for row in pairs.rows:
         digest.update(repr(tuple(row)).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
@@ -157,7 +159,7 @@ class TrainingData:
 
 def require_negatives(pairs: TrainingPairs, config: TrainConfig) -> None:
     """Raise :class:`SourceError` where queries need negatives of their own, and none has any."""
-    if config.negatives == "own" and not (config.hard_negatives or any(pairs.negatives)):
+    if config.negatives == "own" and not (config.hard_negatives or any(row.negatives for row in pairs.rows)):
         raise _no_negatives()
 
 
@@ -175,15 +177,9 @@ def prepared(
     maker = SequenceMaker(
         checkpoint,
         pairs,
-        pooling=config.pooling,
+        served,
         max_query_tokens=config.max_query_tokens,
         max_document_tokens=config.max_document_tokens,
-        attention=config.attention,
-        window_tokens=min(served.window_tokens, backbone.max_positions),
-        query_prefix=served.query_prefix,
-        document_prefix=served.document_prefix,
-        pool_prefix=served.pool_prefix,
-        title_tokens=config.title_tokens if config.title_share else 0,
     )
     maker.require_room(backbone.max_positions)
     kept = kept_arrays(
@@ -221,7 +217,7 @@ def _negatives(
             vectors.query_NV,
             vectors.document_NV[: len(pairs)],
             pairs.documents,
-            pairs.sources,
+            [row.source for row in pairs.rows],
             num_negatives=config.hard_negatives,
             max_share=config.hard_negative_share,
             left_out=heldout,
@@ -246,9 +242,9 @@ def _no_negatives() -> SourceError:
 def pools_of_sources(pairs: TrainingPairs, heldout: Int64[np.ndarray, " n"]) -> list[Int64[np.ndarray, " _"]]:
     """Return for each pair the pairs of its source with different documents, held-out ones left out."""
     left_out = set(heldout.tolist())
-    first: dict[str, dict[str, int]] = {source: {} for source in pairs.sources}
-    for position, (source, document) in enumerate(zip(pairs.sources, pairs.documents, strict=True)):
+    first: dict[str, dict[str, int]] = {row.source: {} for row in pairs.rows}
+    for position, row in enumerate(pairs.rows):
         if position not in left_out:
-            first[source].setdefault(document, position)
+            first[row.source].setdefault(row.document, position)
     pools = {source: np.array(list(own.values()), np.int64) for source, own in first.items()}
-    return [pools[source] for source in pairs.sources]
+    return [pools[row.source] for row in pairs.rows]

@@ -1,34 +1,26 @@
 """Training pairs: a query and the document that answers it, made of the rows of files and checked.
 
-    query, document          a question and what answers it
-    negatives                documents that do not answer the query; others are not mined for it
-    instruction              what stands before the query (NV-Embed eq. 2)
-    title                    may be missing or empty: the page the document stands on;
-                             neighbours of one title make one long sequence
-    source                   may be missing: where the row comes from, the domain it is clustered in;
-                             else the name of the file
-
-Pairs that follow one another in a file are taken for neighbours. What cannot be used is
-counted, never dropped in silence.
-
 Rows of training files: tables in any format of a source. Of JSON lines a column is what all its rows fit, so
 numbers among texts are texts, and a row without a key has it empty.
 
     column        kind             what it is
     query         text             what a reader asks
     document      text             what answers it
-    title         text             the page the document stands on
-    source        text             where the row comes from, else the name of the file
-    instruction   text             what the query is for
-    negatives     list of texts    documents that do not answer the query
+    title         text             the page the document stands on; neighbours of one title make one sequence
+    source        text             where it comes from: the domain it is clustered in; else the file's name
+    instruction   text             what the query is for, before which it stands (NV-Embed eq. 2)
+    negatives     list of texts    documents that do not answer the query; others are not mined for it
     text          text             what is pretrained or distilled on
     language      text             its language, such as en or de
+
+Pairs that follow one another in a file are taken for neighbours. What cannot be used is counted, never
+dropped in silence.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path, PurePosixPath
@@ -128,63 +120,40 @@ class PairRow(NamedTuple):
 
     query: str
     document: str
-    title: str
-    source: str
+    title: str = ""
+    source: str = ""
     page: str = ""
     instruction: str = ""
     negatives: tuple[str, ...] = ()
 
 
-_COLUMNS: Final = ("queries", "documents", "titles", "sources", "pages", "instructions", "negatives")
-"""Columns of the fields of a pair, in their order."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingPairs:
-    """N pairs in file order; ``skipped`` counts by reason what is not among them.
+    """N pairs in file order; ``skipped`` counts by reason what is not among them."""
 
-    Columns after ``sources`` may be left out.
-    """
-
-    queries: tuple[str, ...]
-    documents: tuple[str, ...]
-    titles: tuple[str, ...]
-    sources: tuple[str, ...]
-    pages: tuple[str, ...] = ()
-    instructions: tuple[str, ...] = ()
-    negatives: tuple[tuple[str, ...], ...] = ()
+    rows: tuple[PairRow, ...]
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
 
-    def __post_init__(self) -> None:
-        blanks = PairRow._field_defaults.values()
-        for name, blank in zip(_COLUMNS[-len(blanks) :], blanks, strict=True):
-            object.__setattr__(self, name, getattr(self, name) or (blank,) * len(self))
-
-    @classmethod
-    def of(cls, rows: Iterable[PairRow], skipped: Mapping[str, int]) -> TrainingPairs:
-        """Take rows in order."""
-        columns = list(zip(*rows, strict=True)) or [()] * len(PairRow._fields)
-        return cls(**dict(zip(_COLUMNS, columns, strict=True)), skipped=dict(skipped))
-
     def __len__(self) -> int:
-        return len(self.queries)
+        return len(self.rows)
 
-    def rows(self) -> Iterator[PairRow]:
-        """Yield the pairs one by one."""
-        return map(PairRow, *(getattr(self, name) for name in _COLUMNS))
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """Return the document of each pair."""
+        return tuple(row.document for row in self.rows)
 
-    def take(self, positions: Iterable[int], reason: str) -> TrainingPairs:
-        """Keep the pairs at these positions; the others are counted under ``reason``."""
-        rows = list(self.rows())
-        kept = [rows[position] for position in positions]
-        dropped = len(self) - len(kept)
-        return TrainingPairs.of(kept, Counter(self.skipped) + Counter({reason: dropped} if dropped else {}))
+    def without(self, is_left_out: Callable[[PairRow], bool], reason: str) -> TrainingPairs:
+        """Leave pairs out, and count them under ``reason``."""
+        kept = tuple(row for row in self.rows if not is_left_out(row))
+        num_left_out = len(self) - len(kept)
+        found = Counter({reason: num_left_out} if num_left_out else {})
+        return TrainingPairs(rows=kept, skipped=Counter(self.skipped) + found)
 
 
 def join_pairs(parts: Sequence[TrainingPairs]) -> TrainingPairs:
     """Return all pairs in one, in order."""
     skipped = sum((Counter(part.skipped) for part in parts), Counter[str]())
-    return TrainingPairs.of((row for part in parts for row in part.rows()), skipped)
+    return TrainingPairs(rows=tuple(row for part in parts for row in part.rows), skipped=skipped)
 
 
 def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
@@ -214,7 +183,7 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
             "training files must hold at least one pair with a query and a document, got "
             f"{counted(skipped)}; name others"
         )
-    return TrainingPairs.of(kept, skipped)
+    return TrainingPairs(rows=tuple(kept), skipped=skipped)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -229,8 +198,8 @@ class Candidates:
         """Collect them; negatives that read the same stand there once."""
         place_of: dict[str, int] = {}
         given = [
-            [place_of.setdefault(text, len(pairs) + len(place_of)) for text in negatives]
-            for negatives in pairs.negatives
+            [place_of.setdefault(text, len(pairs) + len(place_of)) for text in row.negatives]
+            for row in pairs.rows
         ]
         given_Nk = np.full((len(pairs), max(map(len, given), default=0)), NONE_FOUND, np.int64)
         for own, places in zip(given_Nk, given, strict=True):

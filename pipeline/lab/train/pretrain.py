@@ -15,6 +15,7 @@ Source: Devlin et al. 2019 (BERT), §3.1; m³BERT §2.3 takes its 15 %.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,21 +28,13 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train.gradients import summed_backward
-from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast, resolved
 from cairn.pipeline.lab.train.losses import vocabulary_loss
 from cairn.pipeline.lab.train.packed_rows import own_places, split
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.settings import PretrainConfig, require_exits
 from cairn.pipeline.lab.train.token_stream import TokenStream
-from cairn.pipeline.lab.train.trainer import (
-    Batch,
-    RunReport,
-    Score,
-    Trainer,
-    claimed_folder,
-    deadline_in,
-    resolved,
-)
+from cairn.pipeline.lab.train.trainer import Batch, RunReport, Score, Trainer, claimed_folder
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.engine.precision import default_device
@@ -149,7 +142,8 @@ def pretrain_terms(
     model: LandmarkEncoder, bias_V: Float32[torch.Tensor, " V"], part: MaskedPart, config: PretrainConfig
 ) -> Terms:
     """Return the loss of masked words over all layers and widths, and that of each exit."""
-    layers, widths = _exits(model, config)
+    layers = config.matryoshka_layers or (model.num_layers,)
+    widths = config.matryoshka_dims or (model.model_dim,)
     states = model.states(part.rows, layers=layers)
     scored_K = torch.from_numpy(part.scored_K).to(model.device)
     total, sums_LW = vocabulary_loss(
@@ -165,11 +159,6 @@ def pretrain_terms(
         for column, width in enumerate(widths):
             terms[f"mlm/{layer}/{width}"] = sums_LW[row, column] / part.num_scored
     return terms
-
-
-def _exits(model: LandmarkEncoder, config: PretrainConfig) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the layers and the widths that predict by themselves."""
-    return config.matryoshka_layers or (model.num_layers,), config.matryoshka_dims or (model.model_dim,)
 
 
 _MASKS, _HELD_OUT = 15, 17
@@ -250,14 +239,13 @@ def pretrain(
     *,
     base: str,
     from_config: Path | None = None,
-    stop_after_seconds: float | None = None,
+    deadline: float = math.inf,
     progress: ProgressListener = silent_progress,
 ) -> RunReport:
     """Pretrain ``base`` on the texts of ``sources``, or new weights that ``from_config`` describes.
 
     That is a config.json; new weights have the base's tokenizer.
     """
-    deadline = deadline_in(stop_after_seconds)
     if not sources:
         raise SourceError("pretraining must have texts, got none; name files")
     config = resolved(config)

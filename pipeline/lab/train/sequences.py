@@ -18,15 +18,15 @@ pooling as in NV-Embed, §4, eq. 2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from cairn.pipeline.cluster.sampling import hash_order
+from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.tokenization import Prefix, instruction_prefix, tokenize
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs
-from cairn.pipeline.lab.train.settings import TrainedAttention, TrainedPooling
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.landmarks import Rows, lay_out, split_into_chunks
 from cairn.pipeline.ragged import ranges
@@ -52,7 +52,6 @@ class SequenceBatch:
 
 class _Text(NamedTuple):
     text: str
-    number: int
     interval: int
     max_tokens: int
     prefix: str = ""
@@ -71,23 +70,23 @@ def make_units(
     seen: set[str] = set()
     origin: tuple[str, str] | None = None
     for position in positions:
-        document, own = pairs.documents[position], (pairs.sources[position], pairs.pages[position])
-        most = sequence_documents if pairs.pages[position] else 1
-        if own != origin or (document not in seen and len(seen) == most):
-            origin, seen = own, set()
+        row = pairs.rows[position]
+        most = sequence_documents if row.page else 1
+        if (row.source, row.page) != origin or (row.document not in seen and len(seen) == most):
+            origin, seen = (row.source, row.page), set()
             units.append([])
-        seen.add(document)
+        seen.add(row.document)
         units[-1].append(position)
     return tuple(map(tuple, units))
 
 
 def in_order_of_content(pairs: TrainingPairs) -> TrainingPairs:
     """Sort by a hash of their texts what :func:`make_units` may join, each such run as it stands."""
-    rows = list(pairs.rows())
+    rows = pairs.rows
     runs = make_units(pairs, range(len(pairs)), len(pairs))
     # A page may be a number by the order of files.
     order = hash_order([repr(rows[run[0]]._replace(page="")) for run in runs], 0)
-    return TrainingPairs.of((rows[place] for run in order.tolist() for place in runs[run]), pairs.skipped)
+    return replace(pairs, rows=tuple(rows[place] for run in order.tolist() for place in runs[run]))
 
 
 def units_of_a_batch(units: Sequence[Sequence[int]], batch_pairs: int) -> int:
@@ -96,35 +95,25 @@ def units_of_a_batch(units: Sequence[Sequence[int]], batch_pairs: int) -> int:
 
 
 class SequenceMaker:
-    """Lays batches out for one model; reads texts, draws nothing."""
+    """Lays batches out for one model as it will be ``served``; reads texts, draws nothing."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         pairs: TrainingPairs,
+        served: EncoderConfig,
         *,
-        pooling: TrainedPooling,
         max_query_tokens: int,
         max_document_tokens: int,
-        attention: TrainedAttention = "full",
-        window_tokens: int = 512,
-        query_prefix: str = "",
-        document_prefix: str = "",
-        pool_prefix: bool = False,
-        title_tokens: int = 0,
     ) -> None:
         self._tokenizer: Tokenizer = checkpoint.tokenizer
         self._cls_id, self._landmark_id = checkpoint.cls_id, checkpoint.landmark_id
         self._pairs = pairs
-        self._pooling: TrainedPooling = pooling
-        self._attention: TrainedAttention = attention
-        self._window_tokens = window_tokens
+        self._served = served
         self._max_query_tokens, self._max_document_tokens = max_query_tokens, max_document_tokens
         self._candidates = Candidates.of(pairs)
-        self._query_prefix, self._document_prefix = query_prefix, document_prefix
-        self._pool_prefix, self._title_tokens = pool_prefix, title_tokens
-        instructions = {instruction_prefix(text) for text in pairs.instructions if text}
-        used = {query_prefix, document_prefix, "", *instructions}
+        instructions = {instruction_prefix(row.instruction) for row in pairs.rows if row.instruction}
+        used = {served.query_prefix, served.document_prefix, "", *instructions}
         self._prefixes = {text: Prefix.of(text, self._tokenizer) for text in sorted(used)}
 
     @property
@@ -134,26 +123,28 @@ class SequenceMaker:
 
     def longest_chunk(self, max_positions: int) -> int:
         """Return how many tokens a chunk may have beside [CLS], prefix, title and landmarks."""
-        return max_positions - 2 - self.prefix_tokens - self._title_tokens - (self._title_tokens > 0)
+        title_tokens = self._served.title_tokens
+        return max_positions - 2 - self.prefix_tokens - title_tokens - (title_tokens > 0)
 
     def require_room(self, max_positions: int) -> None:
         """Raise :class:`ConfigError` where prefix and title leave no room for a text."""
         if self.longest_chunk(max_positions) < 1:
             raise ConfigError(
                 "prefixes, instructions and title_tokens must leave a text room in the model's "
-                f"{max_positions} positions, got {self.prefix_tokens} and {self._title_tokens}; shorten them"
+                f"{max_positions} positions, got {self.prefix_tokens} and {self._served.title_tokens}; "
+                "shorten them"
             )
 
-    def _query(self, position: int, number: int, interval: int) -> _Text:
-        instruction = self._pairs.instructions[position]
-        prefix = instruction_prefix(instruction) if instruction else self._query_prefix
-        return _Text(self._pairs.queries[position], number, interval, self._max_query_tokens, prefix)
+    def _query(self, position: int, interval: int) -> _Text:
+        row = self._pairs.rows[position]
+        prefix = instruction_prefix(row.instruction) if row.instruction else self._served.query_prefix
+        return _Text(row.query, interval, self._max_query_tokens, prefix)
 
-    def _document(self, place: int, number: int, interval: int, *, shows_title: bool) -> _Text:
+    def _document(self, place: int, interval: int, *, shows_title: bool) -> _Text:
         has_title = shows_title and place < len(self._pairs)
-        title = self._pairs.titles[place].strip() if has_title else ""
+        title = self._pairs.rows[place].title.strip() if has_title else ""
         text, most = self._candidates.texts[place], self._max_document_tokens
-        return _Text(text, number, interval, most, self._document_prefix, title)
+        return _Text(text, interval, most, self._served.document_prefix, title)
 
     def make(
         self,
@@ -164,36 +155,30 @@ class SequenceMaker:
         negative_interval: int = 64,
     ) -> SequenceBatch:
         """Lay out the units' queries and documents, and behind them the candidates that are ``negatives``."""
-        pair_Q = np.array([position for unit in units for position in unit], np.int64)
-        unit_Q = np.repeat(np.arange(len(units)), [len(unit) for unit in units])
-        num_queries = len(pair_Q)
-        texts = [
-            self._query(position, query, int(intervals_U[unit]))
-            for query, (position, unit) in enumerate(zip(pair_Q.tolist(), unit_Q.tolist(), strict=True))
-        ]
+        queries: list[_Text] = []
+        documents: list[_Text] = []
         pair_D: list[int] = []
         positive_Q: list[int] = []
-        for unit, positions in enumerate(units):
+        drawn = zip(units, intervals_U.tolist(), has_title_U.tolist(), strict=True)
+        for positions, interval, shows_title in drawn:
             numbers: dict[str, int] = {}
             for position in positions:
-                document = self._pairs.documents[position]
+                queries.append(self._query(position, interval))
+                document = self._pairs.rows[position].document
                 if document not in numbers:
-                    numbers[document] = number = len(pair_D)
-                    interval, shows_title = int(intervals_U[unit]), bool(has_title_U[unit])
-                    texts.append(
-                        self._document(position, num_queries + number, interval, shows_title=shows_title)
-                    )
+                    numbers[document] = len(pair_D)
+                    documents.append(self._document(position, interval, shows_title=shows_title))
                     pair_D.append(position)
                 positive_Q.append(numbers[document])
         for position in negatives:
-            number, shows_title = num_queries + len(pair_D), bool(has_title_U[0])
-            texts.append(self._document(position, number, negative_interval, shows_title=shows_title))
+            shows_title = bool(has_title_U[0])
+            documents.append(self._document(position, negative_interval, shows_title=shows_title))
             pair_D.append(position)
-        rows, text_of_chunk = self._rows(texts)
+        rows, text_B = self._rows([*queries, *documents])
         return SequenceBatch(
             rows=rows,
-            text_B=np.array([text.number for text in texts], np.int64)[text_of_chunk],
-            pair_Q=pair_Q,
+            text_B=text_B,
+            pair_Q=np.array([position for unit in units for position in unit], np.int64),
             pair_D=np.array(pair_D, np.int64),
             positive_Q=np.array(positive_Q, np.int64),
         )
@@ -201,24 +186,16 @@ class SequenceMaker:
     def context(self, positions: Sequence[int], max_tokens: int) -> Rows:
         """Lay out the openings of these pairs' documents as the first stage reads them, without a prefix."""
         own_tokens = max_tokens - (1 if self._cls_id is None else 2)
-        texts = [
-            _Text(self._candidates.texts[position], number, max_tokens, own_tokens)
-            for number, position in enumerate(positions)
-        ]
+        texts = [_Text(self._candidates.texts[position], max_tokens, own_tokens) for position in positions]
         return self._rows(texts)[0]
 
     def queries(self, positions: Sequence[int], interval: int) -> tuple[Rows, Int64[np.ndarray, " M"]]:
         """Lay out these pairs' queries, and the query each chunk is of."""
-        texts = [self._query(position, number, interval) for number, position in enumerate(positions)]
-        return self._rows(texts)
+        return self._rows([self._query(position, interval) for position in positions])
 
     def documents(self, positions: Sequence[int], interval: int) -> tuple[Rows, Int64[np.ndarray, " M"]]:
         """Lay out these pairs' documents as they are served, and the document each chunk is of."""
-        texts = [
-            self._document(position, number, interval, shows_title=True)
-            for number, position in enumerate(positions)
-        ]
-        return self._rows(texts)
+        return self._rows([self._document(position, interval, shows_title=True) for position in positions])
 
     def _rows(self, texts: Sequence[_Text]) -> tuple[Rows, Int64[np.ndarray, " M"]]:
         """Return the rows of texts, each cut after its limit, and for each chunk the place of its text."""
@@ -230,19 +207,20 @@ class SequenceMaker:
         kept = ranges(tokens.text_offsets[:-1], lengths)
         chunks = split_into_chunks(tokens.breaks[kept], np.concatenate([[0], np.cumsum(lengths)]), intervals)
         titles = tokenize(self._tokenizer, [each.title for each in texts])
-        title_ids = [ids[: self._title_tokens] for ids in np.split(titles.ids, titles.text_offsets[1:-1])]
+        of_titles = np.split(titles.ids, titles.text_offsets[1:-1])
+        title_ids = [ids[: self._served.title_tokens] for ids in of_titles]
         longest_row = 3 + int(np.diff(chunks.token_offsets).max(initial=0)) + max(map(len, title_ids))
         # As an ingest with this attention does; windows of full attention do not overlap.
         rows = lay_out(
             tokens.ids[kept],
             chunks,
-            attention=self._attention,
+            attention=self._served.attention,
             cls_id=self._cls_id,
             landmark_id=self._landmark_id,
-            pooling=self._pooling,
-            max_window_tokens=max(longest_row + self.prefix_tokens, self._window_tokens),
+            pooling=self._served.pooling,
+            max_window_tokens=max(longest_row + self.prefix_tokens, self._served.window_tokens),
             prefix_ids=[prefix.ids for prefix in prefixes],
-            pool_prefix=self._pool_prefix,
+            pool_prefix=self._served.pool_prefix,
             titles=title_ids,
         )
         return rows, np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets))

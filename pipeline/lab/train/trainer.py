@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,7 +45,6 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder
 from cairn.pipeline.lab.train.settings import RunConfig
-from cairn.pipeline.model.engine.precision import default_device, resolve_precision
 from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
 from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
 from jaxtyping import Float32, Int64
@@ -59,7 +58,6 @@ CHECKPOINTS_KEPT: Final = 2
 MAX_GRADIENT_NORM: Final = 1.0
 """Longer gradients are cut to it."""
 _WEIGHT, _OPTIMIZER = "weight/", "optimizer/"
-_Config = TypeVar("_Config", bound=RunConfig)
 
 
 class NotFiniteError(ModelError):
@@ -469,14 +467,3 @@ def _as_json(config: RunConfig) -> dict[str, Any]:
         return str(value) if value in (math.inf, -math.inf) else value
 
     return {name: plain(value) for name, value in asdict(config).items()}
-
-
-def resolved(config: _Config) -> _Config:
-    """Say which precision auto is before it is written down: a run must not go on in another arithmetic."""
-    dtype = resolve_precision(config.precision, default_device())
-    return replace(config, precision="bf16" if dtype == torch.bfloat16 else "fp32")
-
-
-def deadline_in(seconds: float | None) -> float:
-    """Return when so many seconds from now will be over, after which a run stops; None: never."""
-    return math.inf if seconds is None else time.monotonic() + seconds

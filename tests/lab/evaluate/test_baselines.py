@@ -54,27 +54,17 @@ def read(encoded: EncodedSet, answer: Answer) -> list[int]:
     return [places.index(place) for place in found]
 
 
-def order(scores: dict[int, float]) -> list[int]:
-    return sorted(scores, key=lambda index: (-scores[index], index))
-
-
-def test_dense_ranking_is_that_of_the_cosines(encoded):
+def test_dense_ranking_is_that_of_the_cosines_and_bm25_holds_what_bm25_found(encoded):
     for query_V, answer in zip(encoded.query_vectors_QV, answers(encoded, "dense"), strict=True):
         cosine_M = encoded.chunk_vectors_MV @ query_V
         best_N = np.maximum.reduceat(cosine_M, encoded.chunk_offsets[:-1])
 
         assert answer.documents.positions.tolist() == np.argsort(-best_N).tolist()
         assert read(encoded, answer) == np.argsort(-cosine_M).tolist()
-
-
-def test_bm25_ranking_holds_what_bm25_found(encoded):
     found = answers(encoded, "bm25")
-
-    assert [each.documents.positions.tolist() for each in found] == [
-        [query, query + 3, 11] for query in range(6)
-    ]
-    assert read(encoded, found[0]) == [7]
-    assert read(encoded, found[3]) == [6, 1]
+    places = [each.documents.positions.tolist() for each in found]
+    assert places == [[query, query + 3, 11] for query in range(6)]
+    assert [read(encoded, found[query]) for query in (0, 3)] == [[7], [6, 1]]
 
 
 def test_max_sim_moves_the_best_pieces_of_the_convex_ranking(encoded):

@@ -91,35 +91,27 @@ def test_queries_without_evidence_have_no_evidence_value(judged, tiny_config):
     assert {name for result in results for name in result.values} == set(DOCUMENT_MEASURES)
 
 
-def test_cost_counts_the_vectors_a_ranking_reads(judged, tiny_config):
-    costs = {
-        result.system.name: result.cost
-        for result in run_bench(
-            judged, [*baseline_systems(tiny_config, 96), *our_systems(tiny_config, ["none"], ["mean"])]
-        )
-    }
-    chunks = costs["mean/none/chunk"].vectors
-
-    assert chunks > 4
-    assert costs["mean/none/document"].vectors == 4
-    assert costs["mean/none/fused"].vectors == 4 + chunks
-    assert costs["mean/none/fused"].index_bytes == (4 + chunks) * 32 * 4
-    assert costs["mean/none/fused+bm25"].index_bytes > costs["mean/none/fused"].index_bytes
-    assert costs["bm25"].vectors == costs["bm25"].tokens == 0
-
-
-def test_overlapping_pieces_are_scored_in_every_way_and_encoded_once(judged, tiny_config, monkeypatch):
+def test_cost_counts_what_a_ranking_reads_and_overlapping_pieces_are_encoded_once(
+    judged, tiny_config, monkeypatch
+):
     encoding = Encoding(encoder=replace(tiny_config, landmark_interval=16), has_titles=True, stride_tokens=8)
     rankings = ("dense", "convex", "convex+maxsim")
     pieces = [System(name=ranking, encoding=encoding, ranking=ranking) for ranking in rankings]
-    encoded = count_encodings(monkeypatch)
-    results = {result.system.name: result for result in run_bench(judged, pieces)}
+    encoded, ours = count_encodings(monkeypatch), our_systems(tiny_config, ["none"], ["mean"])
+    bm25 = baseline_systems(tiny_config, 96)
+    results = {result.system.name: result for result in run_bench(judged, [*pieces, *bm25, *ours])}
+    costs = {name.removeprefix("mean/none/"): result.cost for name, result in results.items()}
+    chunks = costs["chunk"].vectors
 
-    assert len(encoded) == 1
-    assert list(results) == list(rankings)
-    for result in results.values():
-        assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES}
-    costs = {name: result.cost for name, result in results.items()}
+    assert chunks > 4
+    assert costs["document"].vectors == 4
+    assert costs["fused"].vectors == 4 + chunks
+    assert costs["fused"].index_bytes == (4 + chunks) * 32 * 4
+    assert costs["fused+bm25"].index_bytes > costs["fused"].index_bytes
+    assert costs["bm25"].vectors == costs["bm25"].tokens == 0
+    assert len(encoded) == 2
+    for ranking in rankings:
+        assert set(results[ranking].values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES}
     assert costs["dense"].index_bytes == 4 * 32 * costs["dense"].vectors
     assert costs["convex"].index_bytes > costs["dense"].index_bytes
     assert costs["convex+maxsim"].index_bytes == costs["convex"].index_bytes + 2 * 32 * costs["dense"].tokens
@@ -135,11 +127,8 @@ def test_dev_score_is_the_mean_over_sets_of_what_the_table_says(judged, tiny_mod
     bare = without_evidence(judged, "bare")
     scorer = DevScorer([judged, bare], precision="fp32")
     scores = scorer.score(tiny_model_folder)
-    system = next(
-        each
-        for each in configured_systems(encoder_config({"model": str(tiny_model_folder), "precision": "fp32"}))
-        if each.name == "cairn/fused"
-    )
+    config = encoder_config({"model": str(tiny_model_folder), "precision": "fp32"})
+    system = next(each for each in configured_systems(config) if each.name == "cairn/fused")
     [expected] = run_bench(judged, [system], ContextConfig())
     means = expected.means()
     named = {

@@ -35,76 +35,53 @@ def encode(judged: RetrievalSet, encoding: Encoding, cache: Path | None = None) 
 
 
 def test_plain_encoding_is_that_of_the_document_encoder(judged, tiny_config):
-    encoded, expected = (
-        encode(judged, Encoding(encoder=tiny_config)),
-        DocumentEncoder(tiny_config).encode(judged.texts),
-    )
+    encoded, encoder = encode(judged, Encoding(encoder=tiny_config)), DocumentEncoder(tiny_config)
+    expected = encoder.encode(judged.texts)
 
     assert np.array_equal(encoded.document_vectors_NV, expected.document_vectors_NV)
     assert np.array_equal(encoded.chunk_vectors_MV, expected.chunk_vectors_MV)
-    assert np.array_equal(
-        encoded.query_vectors_QV, DocumentEncoder(tiny_config).encode_queries(judged.queries)
-    )
+    assert np.array_equal(encoded.query_vectors_QV, encoder.encode_queries(judged.queries))
     assert encoded.tokens == expected.num_tokens.sum()
 
 
-def test_titled_chunk_is_encoded_as_a_text_with_its_title_in_front(judged, tiny_config):
-    encoded = encode(judged, Encoding(encoder=tiny_config, has_titles=True))
-    plain = encode(judged, Encoding(encoder=tiny_config))
+@pytest.mark.parametrize(("has_titles", "stride"), [(True, None), (False, 8), (True, 8)])
+def test_pieces_are_chunks_or_two_neighbouring_ones_each_a_text_of_its_own_behind_its_title(
+    judged, tiny_config, has_titles, stride
+):
+    whole = replace(tiny_config, landmark_interval=16 if stride else 8)
+    encoding = Encoding(encoder=whole, has_titles=has_titles, stride_tokens=stride)
+    encoded, chunks = encode(judged, encoding), encode(judged, Encoding(encoder=tiny_config))
+    texts: list[str] = []
+    for document, title in enumerate(judged.titles):
+        own, part = encoded.chunk_document == document, chunks.chunk_document == document
+        count = max(part.sum() - 1, 1) if stride else part.sum()
+        assert encoded.start_char[own].tolist() == chunks.start_char[part][:count].tolist()
+        assert encoded.end_char[own].tolist() == chunks.end_char[part][-count:].tolist()
+        head = f"{title}\n" if has_titles and title else ""
+        spans = zip(encoded.start_char[own].tolist(), encoded.end_char[own].tolist(), strict=True)
+        texts += [head + judged.texts[document][start:end] for start, end in spans]
+        mean_V = encoded.chunk_vectors_MV[own].sum(axis=0)
+        assert encoded.document_vectors_NV[document] == pytest.approx(
+            mean_V / np.linalg.norm(mean_V), abs=1e-6
+        )
     room = DocumentEncoder(replace(tiny_config, landmark_interval=62))
-    chunks = zip(
-        encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True
-    )
-    texts = [f"{judged.titles[d]}\n{judged.texts[d][s:e]}".lstrip("\n") for d, s, e in chunks]
-
-    assert np.array_equal(encoded.start_char, plain.start_char)
     assert encoded.chunk_vectors_MV == pytest.approx(room.encode(texts).document_vectors_NV, abs=1e-6)
-    for document in range(len(judged.doc_ids)):
-        mean = encoded.chunk_vectors_MV[encoded.chunk_document == document].sum(axis=0)
-        assert encoded.document_vectors_NV[document] == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
-
-
-def test_overlapping_pieces_are_two_neighbouring_chunks_each_a_text_of_its_own(judged, tiny_config):
-    config = replace(tiny_config, landmark_interval=16)
-    halves = encode(judged, Encoding(encoder=tiny_config))
-    encoded = encode(judged, Encoding(encoder=config, stride_tokens=8))
-    room = DocumentEncoder(replace(tiny_config, landmark_interval=62))
-    spans = zip(
-        encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True
-    )
-    texts = [judged.texts[d][s:e] for d, s, e in spans]
-
-    assert encoded.chunk_vectors_MV == pytest.approx(room.encode(texts).document_vectors_NV, abs=1e-6)
-    for document in range(len(judged.doc_ids)):
-        own, half = encoded.chunk_document == document, halves.chunk_document == document
-        count = max(half.sum() - 1, 1)
-        assert encoded.start_char[own].tolist() == halves.start_char[half][:count].tolist()
-        assert encoded.end_char[own].tolist() == halves.end_char[half][-count:].tolist()
-
-
-def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config):
-    reading = replace(tiny_config, use_context=True)
-    none = encode(judged, Encoding(encoder=tiny_config))
-    random, corpus = (
-        encode(judged, Encoding(encoder=reading, context=kind)) for kind in ("random", "corpus")
-    )
-
-    assert not np.allclose(none.document_vectors_NV, random.document_vectors_NV)
-    assert not np.allclose(none.document_vectors_NV, corpus.document_vectors_NV)
-    assert not np.allclose(random.document_vectors_NV, corpus.document_vectors_NV)
-    assert not np.allclose(none.query_vectors_QV, corpus.query_vectors_QV)
-    for kind, first in (("random", random), ("corpus", corpus)):
-        again = encode(judged, Encoding(encoder=reading, context=kind))
-        assert np.array_equal(first.document_vectors_NV, again.document_vectors_NV)
-
-
-def test_pieces_that_are_only_cut_are_those_that_are_encoded(judged, tiny_config):
-    encoding = Encoding(encoder=tiny_config, stride_tokens=8)
-    cut, encoded = only_cut(judged, encoding), encode(judged, encoding)
-
+    cut = only_cut(judged, encoding)
     for name in ("chunk_offsets", "start_char", "end_char"):
         assert np.array_equal(getattr(cut, name), getattr(encoded, name))
     assert cut.chunk_vectors_MV.shape == (len(encoded.chunk_vectors_MV), 0)
+
+
+def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config):
+    reading = Encoding(encoder=replace(tiny_config, use_context=True), context="random")
+    settings = (Encoding(encoder=tiny_config), reading, replace(reading, context="corpus"))
+    (none, random, corpus), (_, *again) = ([encode(judged, each) for each in settings] for _ in range(2))
+
+    for one, other in ((none, random), (none, corpus), (random, corpus)):
+        assert not np.allclose(one.document_vectors_NV, other.document_vectors_NV)
+    assert not np.allclose(none.query_vectors_QV, corpus.query_vectors_QV)
+    for first, second in zip((random, corpus), again, strict=True):
+        assert np.array_equal(first.document_vectors_NV, second.document_vectors_NV)
 
 
 @pytest.mark.parametrize("kept_bytes", [None, 0, 10, 500])

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,6 @@ from cairn.pipeline.model.folders.model_defaults import encoder_config, settings
 
 BASE = EncoderConfig()
 INGESTED = replace(BASE, token_bytes=TOKEN_BYTES, title_tokens=TITLE_TOKENS, whole_text_tokens=128)
-BASE_FLAGS = "--model all-MiniLM-L6-v2"
 COST = Cost(encode_seconds=10.0, tokens=1_000, vectors=10, index_bytes=1_000, query_milliseconds=1.0)
 NOISE = np.random.default_rng(0).normal(0.0, 0.05, 100)
 
@@ -73,7 +74,6 @@ def test_baseline_is_compared_set_by_set_and_costs_are_added_up():
 
 def test_advice_names_what_the_queries_do_not_tell_apart():
     report = Report([result("a", 0.5), result("b", 0.5), result("c", 0.4)])
-
     said = "\n".join(advice_lines(report, seed=0))
 
     assert list(report.not_told_apart("a", seed=0)) == ["b"]
@@ -81,59 +81,46 @@ def test_advice_names_what_the_queries_do_not_tell_apart():
     assert "b  +0.0000" in said
 
 
-@pytest.mark.parametrize(("is_far", "end"), [(False, "), which may be chance"), (True, ")")])
-def test_a_better_baseline_is_named_with_whether_that_may_be_chance(is_far: bool, end: str):
-    by_chance = 0.001 + result("x", 0.5).values[NDCG] + 0.1 * (-1.0) ** np.arange(100)
-    baseline = result("plain", 0.7, is_baseline=True)
-    baseline = replace(baseline, system=replace(baseline.system, ranking="convex"))
-    if not is_far:
-        baseline = replace(baseline, values={NDCG: by_chance})
+def better(name: str, *, by_chance: bool, **changes: Any) -> SystemResult:
+    """Return a system that is better than one of level .5, by chance or far."""
+    found = result(name, 0.7)
+    values = {NDCG: 0.001 + result("x", 0.5).values[NDCG] + 0.1 * (-1.0) ** np.arange(100)}
+    system = replace(found.system, **changes)
+    return replace(found, values=values if by_chance else found.values, system=system)
 
+
+@pytest.mark.parametrize(("by_chance", "end"), [(True, "), which may be chance"), (False, ")")])
+def test_a_better_baseline_is_named_with_whether_that_may_be_chance(by_chance: bool, end: str):
+    baseline = better("plain", by_chance=by_chance, ranking="convex")
     *_, last = advice_lines(Report([result("x", 0.5), baseline]), seed=0)
 
     assert "the baseline plain is better here (quality " in last
     assert last.endswith(end)
 
 
-def test_settings_as_given_stand_where_another_is_better_by_noise_alone():
-    given = replace(result("x", 0.5).system, name="cairn/fused+bm25", ranking="fused+bm25")
-    better_by_noise = 0.001 + result("x", 0.5).values[NDCG] + 0.1 * (-1.0) ** np.arange(100)
-    results = [
-        replace(result("x", 0.5), system=given),
-        replace(result("best", 0.5), values={NDCG: better_by_noise}),
-    ]
+def test_settings_as_given_stand_unless_another_that_an_ingest_builds_is_better_beyond_noise():
+    as_given = replace(result("x", 0.5).system, name="cairn/fused+bm25", ranking="fused+bm25")
+    given = replace(result("x", 0.5), system=as_given)
+    by_noise = Report([given, better("best", by_chance=True)])
 
-    report = Report(results)
-    far = Report([results[0], result("best", 0.7)])
-
-    assert report.quality("best") > report.quality("cairn/fused+bm25")
-    assert advised(report).system == "cairn/fused+bm25"
-    assert advised(far).system == "best"
-
-
-def test_advice_leaves_out_what_no_ingest_builds():
-    convex = result("convex", 0.9)
-    unbuildable = replace(convex, system=replace(convex.system, ranking="convex"))
-    report = Report([unbuildable, result("ours", 0.5)])
-
-    assert advised(report).system == "ours"
+    assert by_noise.quality("best") > by_noise.quality("cairn/fused+bm25")
+    assert advised(by_noise).system == "cairn/fused+bm25"
+    assert advised(Report([given, better("best", by_chance=False)])).system == "best"
+    unbuildable = better("convex", by_chance=False, ranking="convex")
+    assert advised(Report([unbuildable, result("ours", 0.5)])).system == "ours"
     assert Report([unbuildable]).advise(seed=0) is None
 
 
-def test_buildable_are_chunks_and_late_chunks_and_ours_without_random_context():
+def test_buildable_are_chunks_and_late_chunks_and_ours_without_random_context_or_another_overlap():
     baselines = {system.name for system in baseline_systems(BASE, 512) if is_buildable(system)}
     ours = {system.name.split("/")[1] for system in our_systems(BASE) if is_buildable(system)}
 
     assert baselines == {"chunks-128", "chunks-256", "late-128"}
     assert ours == {"none", "corpus"}
-
-
-def test_window_with_another_overlap_is_not_buildable():
-    bases = [replace(BASE, window_overlap_tokens=overlap) for overlap in (128, 20)]
-    for size in (256, 96):
-        assert [
-            is_buildable(our_systems(base, ["none"], ["late"], max_positions=size)[0]) for base in bases
-        ] == [True, False]
+    for overlap, size in itertools.product((128, 20), (256, 96)):
+        base = replace(BASE, window_overlap_tokens=overlap)
+        system = our_systems(base, ["none"], ["late"], max_positions=size)[0]
+        assert is_buildable(system) == (overlap == 128)
 
 
 def test_search_flags_leave_token_vectors_out_where_the_measured_system_did():
@@ -151,53 +138,32 @@ def test_search_flags_leave_token_vectors_out_where_the_measured_system_did():
     assert search_flags(our_systems(BASE, ["none"], ["mean"])[0]).count("--no-late") == 0
 
 
-def test_ingest_flags_name_what_differs_from_the_defaults():
+def test_ingest_flags_name_what_differs_from_the_defaults_as_ingest_reads_them(tmp_path):
+    def flags(base: EncoderConfig, encoder: str = "mean", **more: Any) -> str:
+        return ingest_flags(our_systems(base, ["none"], [encoder], **more)[0])
+
     by_name = {system.name: system for system in (*our_systems(INGESTED), *baseline_systems(INGESTED, 512))}
-
-    assert ingest_flags(by_name["mean/none/fused"]) == BASE_FLAGS
-    assert ingest_flags(by_name["late-128"]) == (
-        f"{BASE_FLAGS} --attention full --landmark-interval 128 --title-tokens 0 --whole-text-tokens 0 "
-        "--token-bytes 0"
-    )
-    assert (
-        ingest_flags(by_name["landmarks/corpus/chunk"])
-        == f"{BASE_FLAGS} --pooling lmk --attention full --use-context"
-    )
-    prefixed = our_systems(replace(INGESTED, query_prefix="query: "), ["none"], ["mean"])[0]
-    assert ingest_flags(prefixed) == f"{BASE_FLAGS} --query-prefix 'query: '"
+    of_base = {
+        "": flags(INGESTED),
+        " --query-prefix 'query: '": flags(replace(INGESTED, query_prefix="query: ")),
+        " --temperature 0.9 --causal": flags(replace(INGESTED, temperature=0.9, causal=True)),
+        " --attention full --window-tokens 256": flags(INGESTED, "late", max_positions=256),
+        " --pooling lmk --attention full": flags(INGESTED, "landmarks"),
+        " --pooling lmk --attention full --use-context": ingest_flags(by_name["landmarks/corpus/chunk"]),
+        " --attention full --landmark-interval 128 --title-tokens 0 --whole-text-tokens 0 --token-bytes 0": (
+            ingest_flags(by_name["late-128"])
+        ),
+    }
+    for expected, said in of_base.items():
+        assert said == f"--model all-MiniLM-L6-v2{expected}"
     brought = encoder_config({})
-    without = our_systems(replace(brought, whole_text_tokens=0), ["none"], ["mean"])[0]
     assert ingest_flags(configured_systems(brought)[0]) == ""
-    assert ingest_flags(without) == "--whole-text-tokens 0 --no-context"
-
-
-def test_ingest_flags_turn_off_what_the_folder_brings(tmp_path):
+    assert flags(replace(brought, whole_text_tokens=0)) == "--whole-text-tokens 0 --no-context"
     settings = settings_of_a_folder(EncoderConfig(query_prefix="query: ", pool_prefix=True, causal=True))
     (tmp_path / "cairn_config.json").write_text(json.dumps(settings))
-    config = replace(encoder_config({"model": str(tmp_path)}), pool_prefix=False, causal=False)
-
-    assert (
-        ingest_flags(configured_systems(config)[0]) == f"--model {tmp_path} --bidirectional --no-pool-prefix"
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "encoder", "max_positions", "flags"),
-    [
-        (
-            {"temperature": 0.9, "causal": True},
-            "mean",
-            None,
-            "--temperature 0.9 --causal",
-        ),
-        ({}, "late", 256, "--attention full --window-tokens 256"),
-        ({}, "landmarks", None, "--pooling lmk --attention full"),
-    ],
-)
-def test_ingest_flags_are_written_as_ingest_reads_them(settings, encoder, max_positions, flags):
-    system = our_systems(replace(INGESTED, **settings), ["none"], [encoder], max_positions=max_positions)[0]
-
-    assert ingest_flags(system) == f"{BASE_FLAGS} {flags}"
+    off = replace(encoder_config({"model": str(tmp_path)}), pool_prefix=False, causal=False)
+    said = ingest_flags(configured_systems(off)[0])
+    assert said == f"--model {tmp_path} --bidirectional --no-pool-prefix"
 
 
 def test_report_as_json_has_means_costs_comparisons_and_advice():

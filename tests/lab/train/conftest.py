@@ -9,17 +9,20 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.lab.train.contrastive import pair_batch, train
+from cairn.pipeline.lab.train.distill import distill
+from cairn.pipeline.lab.train.landmark_distillation import train_landmarks
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.pair_data import TrainingData
-from cairn.pipeline.lab.train.pairs import TrainingPairs
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
+from cairn.pipeline.lab.train.pretrain import pretrain
+from cairn.pipeline.lab.train.settings import DistillConfig, LandmarkConfig, PretrainConfig, TrainConfig
 from cairn.pipeline.lab.train.trainer import RunReport, add_gradient
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from tokenizers import Tokenizer
@@ -62,12 +65,7 @@ def make_pairs():
     """Return a maker of such pairs in memory."""
 
     def make(num_pairs: int, seed: int = 0) -> TrainingPairs:
-        records = tiny_pairs(num_pairs, seed)
-        columns = (
-            tuple(record[name] for record in records) for name in ("query", "document", "title", "source")
-        )
-        queries, documents, titles, sources = columns
-        return TrainingPairs(queries=queries, documents=documents, titles=titles, sources=sources)
+        return TrainingPairs(rows=tuple(PairRow(**record) for record in tiny_pairs(num_pairs, seed)))
 
     return make
 
@@ -146,6 +144,32 @@ LOOP_SETTINGS: dict[str, Any] = {
     "matryoshka_dims": (8, 32),
     "precision": "fp32",
 }
+RARELY: dict[str, Any] = {"steps": 6, "evaluate_every": 3, "checkpoint_every": 2, "precision": "fp32"}
+PRETRAIN: dict[str, Any] = {
+    **RARELY,
+    "batch_rows": 4,
+    "max_tokens": 48,
+    "landmark_intervals": (4, 8),
+    "heldout_rows": 4,
+    "peak_lr": 3e-3,
+    "micro_batch_tokens": 100,
+}
+DISTILL: dict[str, Any] = {
+    **RARELY,
+    "batch_texts": 8,
+    "max_tokens": 24,
+    "heldout_texts": 4,
+    "peak_lr": 3e-3,
+}
+LANDMARKS: dict[str, Any] = {
+    **RARELY,
+    "batch_windows": 4,
+    "window_tokens": 64,
+    "landmark_intervals": (8, 12, 16),
+    "title_tokens": 4,
+    "heldout_windows": 4,
+    "peak_lr": 3e-3,
+}
 
 
 @pytest.fixture
@@ -154,17 +178,37 @@ def one_thread(torch_threads):
 
 
 @pytest.fixture
-def run(one_thread, tiny_model_folder, pairs_file, tmp_path):
-    def start(
+def start(one_thread, tmp_path, tiny_model_folder, pairs_file, texts_file):
+    """Return what starts a training of any kind, of the tiny model, in the folder ``name``."""
+    tiny = str(tiny_model_folder)
+
+    def call(
+        verb: str,
         name: str = "run",
-        progress: Any = None,
-        judged: tuple[Path, ...] = (),
+        progress: Any = lambda *_: None,
+        *,
+        base: str = tiny,
+        teacher: str = tiny,
+        how: dict[str, Any] | None = None,
         **settings: Any,
     ) -> RunReport:
-        listener = {} if progress is None else {"progress": progress}
-        config = TrainConfig(**{**LOOP_SETTINGS, **settings})
-        return train(
-            [pairs_file], tmp_path / name, config, base=str(tiny_model_folder), judged=judged, **listener
-        )
+        folder, limits = tmp_path / name, {"progress": progress, **(how or {})}
+        if verb == "train":
+            config = TrainConfig(**{**LOOP_SETTINGS, **settings})
+            return train([pairs_file], folder, config, base=base, **limits)
+        if verb == "pretrain":
+            config = PretrainConfig(**{**PRETRAIN, **settings})
+            return pretrain([texts_file], folder, config, base=base, **limits)
+        if verb == "train_landmarks":
+            config = LandmarkConfig(**{**LANDMARKS, **settings})
+            return train_landmarks(base, [texts_file], folder, config, **limits)
+        config = DistillConfig(**{**DISTILL, **settings})
+        return distill(teacher, base, [texts_file], folder, config, **limits)
 
-    return start
+    return call
+
+
+@pytest.fixture
+def run(start):
+    """Return what trains on the pairs."""
+    return partial(start, "train")

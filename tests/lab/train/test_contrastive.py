@@ -29,7 +29,7 @@ from cairn.pipeline.lab.train.heldout import (
 )
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.packed_rows import alone
-from cairn.pipeline.lab.train.pairs import TrainingPairs
+from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.lab.train.trainer import read_log
@@ -127,11 +127,16 @@ def test_train_without_what_it_needs_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_train_base_with_a_landmark_mixer_is_refused(tiny_model_folder, pairs_file, tmp_path):
-    base = shutil.copytree(tiny_model_folder, tmp_path / "base")
-    save_file({f"{MIXER_PREFIX}scale": torch.ones(1)}, base / "cairn_extra.safetensors")
-    with pytest.raises(ModelError, match="without dense layers and a landmark mixer"):
-        train([pairs_file], tmp_path / "run", TrainConfig(**LOOP_SETTINGS), base=str(base))
+def test_train_of_a_base_that_does_not_fit_is_refused(tiny_model_folder, decoder, pairs_file, tmp_path):
+    mixing = shutil.copytree(tiny_model_folder, tmp_path / "base")
+    save_file({f"{MIXER_PREFIX}scale": torch.ones(1)}, mixing / "cairn_extra.safetensors")
+    cls = config_of(pooling="cls", attention="chunk")
+    for base, config, sentence in (
+        (mixing, config_of(), "without dense layers and a landmark mixer"),
+        (decoder, cls, r"pooling cls must go with a base model that has \[CLS\] or BOS"),
+    ):
+        with pytest.raises((ModelError, ConfigError), match=sentence):
+            train([pairs_file], tmp_path / "run", config, base=str(base))
 
 
 def test_train_texts_of_no_tokens_are_trained_on_without_harm(run, pairs_file):
@@ -146,7 +151,7 @@ def test_train_pairs_of_a_judged_set_are_counted_and_left_out(run, tmp_path, pai
     judged.mkdir()
     pq.write_table(pa.table({"id": ["1"], "text": ["nothing of the kind"]}), judged / "corpus.parquet")
     pq.write_table(pa.table({"id": ["1"], "text": [query.upper()]}), judged / "queries.parquet")
-    report = run(steps=1, judged=(judged,))
+    report = run(steps=1, how={"judged": (judged,)})
     assert report.details["pairs"] == 59
     assert report.skipped == {"query of an evaluation set": 1}
 
@@ -216,18 +221,6 @@ def test_second_stage_goes_on_from_the_first_with_other_tasks_and_own_negatives(
     assert "60 of 84 pairs have no negatives" in caplog.text
 
 
-def test_steps_with_own_negatives_lower_the_loss_of_a_class_task(
-    one_thread, tiny_model_folder, labelled, tmp_path
-):
-    config = config_of(
-        steps=20, negatives="own", distillation_weight=0.0, heldout_pairs=0, context_documents=0, peak_lr=3e-3
-    )
-    report = train([labelled], tmp_path / "run", config, base=str(tiny_model_folder))
-    assert report.last_loss is not None
-    assert report.first_loss is not None
-    assert report.last_loss < 0.6 * report.first_loss
-
-
 INTERVAL, WINDOW, PREFIX = 8, 40, "the old: "
 
 
@@ -242,10 +235,9 @@ def context_of(embeddings_CD: np.ndarray) -> ContextSet:
     )
 
 
-def maker_of(folder: Path, pairs: TrainingPairs, **settings: Any) -> SequenceMaker:
-    chosen = {"pooling": "lmk", "attention": "full", "window_tokens": WINDOW, "document_prefix": PREFIX}
+def maker_of(folder: Path, pairs: TrainingPairs, served: EncoderConfig) -> SequenceMaker:
     sizes = {"max_query_tokens": 16, "max_document_tokens": 1_000}
-    return SequenceMaker(read_checkpoint(folder), pairs, **{**chosen, **sizes, **settings})
+    return SequenceMaker(read_checkpoint(folder), pairs, served, **sizes)
 
 
 @pytest.mark.parametrize(
@@ -268,25 +260,12 @@ def test_vectors_of_rows_are_those_that_an_ingest_gives(
         checkpoint = read_checkpoint(folder)
         assert checkpoint.cls_id is None
     pairs, is_cls = make_pairs(6), pooling == "cls"
+    titles, queries = ([getattr(row, name) for row in pairs.rows] for name in ("title", "query"))
     pool_prefix = (attention, pooling, family) == ("chunk", "mean", "bert")
-    assert all(pairs.titles)
+    assert all(titles)
     model = LandmarkEncoder(checkpoint)
     context_CD = torch.randn(5, model.model_dim, generator=torch.Generator().manual_seed(1))
     for title_tokens, drawn_CD in product((0, 3), (None, context_CD)):
-        made = maker_of(
-            folder,
-            pairs,
-            pooling=pooling,
-            attention=attention,
-            query_prefix=prefix,
-            document_prefix=prefix,
-            pool_prefix=pool_prefix,
-            title_tokens=title_tokens,
-        )
-        with torch.no_grad():
-            rows, text_M = made.documents(range(6), INTERVAL)
-            found = embed_texts(model, rows, text_M, 100, drawn_CD).numpy()
-            asked = embed_texts(model, *made.queries(range(6), 64), 100, drawn_CD).numpy()
         config = EncoderConfig(
             model=str(folder),
             attention=attention,
@@ -301,11 +280,16 @@ def test_vectors_of_rows_are_those_that_an_ingest_gives(
             precision="fp32",
             use_context=drawn_CD is not None,
         )
+        made = maker_of(folder, pairs, config)
+        with torch.no_grad():
+            rows, text_M = made.documents(range(6), INTERVAL)
+            found = embed_texts(model, rows, text_M, 100, drawn_CD).numpy()
+            asked = embed_texts(model, *made.queries(range(6), 64), 100, drawn_CD).numpy()
         context = None if drawn_CD is None else context_of(drawn_CD.numpy())
         encoder = DocumentEncoder(config, context)
-        expected = encoder.encode(pairs.documents, titles=pairs.titles)
+        expected = encoder.encode(pairs.documents, titles=titles)
         assert np.abs(found - expected.document_vectors_NV).max() <= 1e-5
-        assert np.abs(asked - encoder.encode_queries(pairs.queries)).max() <= 1e-5
+        assert np.abs(asked - encoder.encode_queries(queries)).max() <= 1e-5
     assert len(rows) > 6, "a document is longer than a row"
     if is_cls:
         assert (alone(rows, has_cls=True).pooled_start == rows.own_start).all()
@@ -313,12 +297,6 @@ def test_vectors_of_rows_are_those_that_an_ingest_gives(
         assert (alone(rows, has_cls=True).pooled_start == 0).all()
     elif family not in FAMILIES and attention != "full":
         assert (rows.own_start > made.prefix_tokens).all()
-
-
-def test_train_refuses_cls_for_a_base_without(decoder, pairs_file, tmp_path):
-    config = TrainConfig(**{**LOOP_SETTINGS, "pooling": "cls", "attention": "chunk"})
-    with pytest.raises(ConfigError, match=r"pooling cls must go with a base model that has \[CLS\] or BOS"):
-        train([pairs_file], tmp_path / "run", config, base=str(decoder))
 
 
 @pytest.mark.parametrize(
@@ -330,10 +308,10 @@ def test_served_interval_is_that_of_an_ingest_or_the_nearest_trained(intervals, 
 
 
 def test_context_documents_are_read_as_by_an_ingest(decoder, make_pairs):
-    checkpoint, pairs = read_checkpoint(decoder), make_pairs(6)
+    pairs, config = make_pairs(6), EncoderConfig(model=str(decoder), precision="fp32", document_prefix=PREFIX)
+    rows = maker_of(decoder, pairs, config).context(range(6), 12)
     with torch.no_grad():
-        found = LandmarkEncoder(checkpoint).embed_documents(maker_of(decoder, pairs).context(range(6), 12))
-    config = EncoderConfig(model=str(decoder), precision="fp32")
+        found = LandmarkEncoder(read_checkpoint(decoder)).embed_documents(rows)
     first_stage = ContextEncoder.of(load_backbone(config), config, ContextConfig(max_document_tokens=12))
     assert np.abs(found.numpy() - first_stage.embed(pairs.documents)).max() <= 1e-5
 
@@ -367,9 +345,7 @@ def test_folder_brings_the_context_of_training_and_one_larger_is_said_in_a_sente
 
 def test_choose_heldout_takes_whole_documents_and_at_most_a_tenth():
     documents = tuple(f"d{place // 3}" for place in range(90))
-    pairs = TrainingPairs(
-        queries=tuple(map(str, range(90))), documents=documents, titles=("",) * 90, sources=("s",) * 90
-    )
+    pairs = TrainingPairs(rows=tuple(PairRow(str(place), each) for place, each in enumerate(documents)))
     chosen = choose_heldout(pairs, 50)
     assert len(chosen) == 9
     assert {documents[place] for place in chosen} & {
@@ -398,9 +374,9 @@ def test_a_base_that_pools_as_is_trained_teaches_what_it_makes_of_whole_rows(
     save_encoder_folder(tmp_path / "base", read_checkpoint(tiny_model_folder), settings)
 
     def first_loss(weight: float) -> float:
-        own = {**LOOP_SETTINGS, "steps": 1, "context_documents": 0, "distillation_weight": weight}
+        config = config_of(steps=1, context_documents=0, distillation_weight=weight)
         folder = tmp_path / f"run-{weight}"
-        train([pairs_file], folder, TrainConfig(**own), base=str(tmp_path / "base"))
+        train([pairs_file], folder, config, base=str(tmp_path / "base"))
         return next(record["loss"] for record in read_log(folder / "log.jsonl") if "loss" in record)
 
     follows_itself = first_loss(1.0) == pytest.approx(first_loss(0.0), abs=1e-5)

@@ -27,20 +27,9 @@ from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEnc
 from cairn.pipeline.lab.train.settings import LandmarkConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
+from tests.lab.train.conftest import LANDMARKS
 from tests.tiny_models import TINY_WORDS
 
-SMALL: dict[str, Any] = {
-    "steps": 5,
-    "batch_windows": 4,
-    "window_tokens": 64,
-    "landmark_intervals": (8, 12, 16),
-    "title_tokens": 4,
-    "heldout_windows": 4,
-    "evaluate_every": 5,
-    "checkpoint_every": 2,
-    "peak_lr": 3e-3,
-    "precision": "fp32",
-}
 PLAIN_WORDS = [word for word in TINY_WORDS if not word.startswith("##")]
 
 
@@ -77,7 +66,7 @@ def make_objective(tiny_model_folder: Path) -> Callable[..., FollowedChunks]:
             checkpoint=checkpoint,
             windows=windows,
             num_heldout=0,
-            config=LandmarkConfig(**SMALL | settings),
+            config=LandmarkConfig(**LANDMARKS | settings),
             folder=EncoderFolder(base=checkpoint, settings=served),
         )
 
@@ -117,20 +106,28 @@ def test_rows_are_cls_title_and_chunks_with_a_landmark_behind_each(
     assert np.array_equal(lesson.is_taught_N.numpy() > 0, ~is_mark & (lesson.rows.ids != cls))
 
 
+@pytest.mark.parametrize(("title_share", "reads"), [(1.0, False), (0.0, False), (0.0, True)])
 def test_a_landmark_follows_its_chunk_behind_the_title(
-    make_objective: Callable[..., FollowedChunks], windows: list[Window], tiny_model_folder: Path
+    make_objective: Callable[..., FollowedChunks], tiny_model_folder: Path, title_share: float, reads: bool
 ):
-    """The oracle: what the serving encoder makes of each chunk behind the title, and of the title alone."""
-    objective = make_objective(windows[:1])
-    lesson = objective.lesson(windows[:1], None)
-    settings = EncoderConfig(model=str(tiny_model_folder), landmark_interval=12, precision="fp32")
-    title, text = windows[0].title, windows[0].text
-    of_title = DocumentEncoder(settings).encode([title]).document_vectors_NV
-    encoder = DocumentEncoder(replace(settings, title_tokens=4))
-    behind = encoder.encode([text], titles=[title]).chunk_vectors_MV
-    assert len(behind) == 3
+    """The oracle: what the serving encoder makes of each chunk behind the title, and of the title alone.
 
-    np.testing.assert_allclose(lesson.vectors_MD, np.concatenate([of_title, behind]), atol=2e-5)
+    A window that does not show its title follows chunks alone, but for one that reads its document's first.
+    """
+    title, text = words(2, 90), words(30, 1)
+    windows = [Window(title, words(9, 2)), Window(title, text, 0 if reads else -1)]
+    drawn = {"title_share": title_share, "landmark_intervals": (12,), "context_absence": 0.0}
+    objective = make_objective(windows, document_context=3 if reads else 0, **drawn)
+    lesson = objective.lesson(windows[1:], np.random.default_rng(0))
+    settings = EncoderConfig(model=str(tiny_model_folder), landmark_interval=12, precision="fp32")
+    behind = replace(settings, title_tokens=4 if title_share or reads else 0)
+    expected = DocumentEncoder(behind).encode([text], titles=[title]).chunk_vectors_MV
+    assert len(expected) == 3
+    if title_share:
+        of_title = DocumentEncoder(settings).encode([title]).document_vectors_NV
+        expected = np.concatenate([of_title, expected])
+
+    np.testing.assert_allclose(lesson.vectors_MD, expected, atol=2e-5)
 
 
 def test_tokens_follow_their_states_in_the_chunk_alone(
@@ -171,10 +168,10 @@ def test_windows_do_not_depend_on_the_order_of_rows_and_files(tmp_path: Path):
         pq.write_table(pa.Table.from_pylist(some), tmp_path / f"{name}.parquet")
     pq.write_table(pa.Table.from_pylist(rows[::-1]), tmp_path / "all.parquet")
 
-    parted = read_windows([tmp_path / "a.parquet", tmp_path / "b.parquet"], 16)
-    assert parted.windows == read_windows([tmp_path / "all.parquet"], 16).windows
-    assert {one.text for one in parted.windows} != {row["text"] for row in rows}, "long texts are cut"
-    joined = " ".join(one.text for one in parted.windows)
+    parted = read_windows([tmp_path / "a.parquet", tmp_path / "b.parquet"], 16)[0]
+    assert parted == read_windows([tmp_path / "all.parquet"], 16)[0]
+    assert {one.text for one in parted} != {row["text"] for row in rows}, "long texts are cut"
+    joined = " ".join(one.text for one in parted)
     assert sorted(joined.split()) == sorted(" ".join(row["text"] for row in rows).split())
 
 
@@ -188,7 +185,7 @@ def test_neighbouring_pairs_with_one_title_are_one_document(tmp_path: Path):
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
 
-    assert set(read_windows([tmp_path / "pairs.parquet"], 64).windows) == {
+    assert set(read_windows([tmp_path / "pairs.parquet"], 64)[0]) == {
         Window("cat", "a cat\n\nsat on"),
         Window("", "a mat"),
         Window("", "a river"),
@@ -209,14 +206,14 @@ def test_texts_of_judged_sets_are_left_out_and_counted(tmp_path: Path):
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
 
-    read = read_windows([tmp_path / "pairs.parquet"], 64, [judged])
+    windows, skipped = read_windows([tmp_path / "pairs.parquet"], 64, [judged])
 
-    assert [one.text for one in read.windows] == ["a river"]
-    assert read.skipped == {"text of an evaluation set": 2, "empty text": 1}
+    assert [one.text for one in windows] == ["a river"]
+    assert skipped == {"text of an evaluation set": 2, "empty text": 1}
 
 
 def test_training_brings_landmarks_nearer(tiny_model_folder: Path, texts: Path, tmp_path: Path):
-    config = LandmarkConfig(**SMALL | {"steps": 30, "evaluate_every": 30})
+    config = LandmarkConfig(**LANDMARKS | {"steps": 30, "evaluate_every": 30})
     run = train_landmarks(str(tiny_model_folder), [texts], tmp_path / "run", config)
     assert run.best_step == 30, "the untrained landmarks were the best"
 
@@ -278,11 +275,11 @@ def test_a_document_is_served_with_the_vectors_that_training_has_behind_its_firs
 )
 def test_intervals_must_fit(settings: dict[str, Any]):
     with pytest.raises(ConfigError, match="landmark_intervals must be at least 8 and fit"):
-        LandmarkConfig(**SMALL | settings)
+        LandmarkConfig(**LANDMARKS | settings)
 
 
 def test_what_cannot_be_trained_is_refused(tiny_model_folder: Path, texts: Path, tmp_path: Path):
-    config = LandmarkConfig(**SMALL)
+    config = LandmarkConfig(**LANDMARKS)
     with pytest.raises(ConfigError, match="at most the base's 96 positions, got 128"):
         train_landmarks(str(tiny_model_folder), [texts], tmp_path / "run", replace(config, window_tokens=128))
     with pytest.raises(ModelError, match="without dense layers and a landmark mixer"):

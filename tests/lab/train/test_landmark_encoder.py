@@ -17,11 +17,7 @@ from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.encoder_fit import null_context
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.lab.train.landmark_encoder import (
-    LandmarkEncoder,
-    draw_dropped,
-)
-from cairn.pipeline.lab.train.latent_block import add_latent_block, new_block
+from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder, add_latent_block, new_block
 from cairn.pipeline.lab.train.packed_rows import alone, apart
 from cairn.pipeline.lab.train.pairs import read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker
@@ -68,8 +64,10 @@ def rectangle(rows: Rows) -> np.ndarray:
     return ids
 
 
-def engine_embeddings(folder: Path, rows: Rows, context: np.ndarray | None) -> np.ndarray:
-    backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32"), CPU)
+def engine_embeddings(
+    folder: Path, rows: Rows, context: np.ndarray | None = None, layers: int | None = None
+) -> np.ndarray:
+    backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32", layers=layers), CPU)
     context = null_context(backbone) if context is None else context
     hidden = backbone.hidden_states(rectangle(rows), rows.lengths, context)
     spans = zip(rows.pooled_start.tolist(), rows.pooled_end.tolist(), strict=True)
@@ -99,30 +97,18 @@ def test_landmark_encoder_saved_and_read_by_the_engine_gives_equal_vectors(
     drawn = torch.randn(num_context, model.model_dim, generator=torch.Generator().manual_seed(3))
     context = drawn if num_context else None
     with torch.no_grad():
-        found = model(rows, context).numpy()
-    expected = engine_embeddings(tmp_path / "model", rows, None if context is None else context.numpy())
-    assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
+        found = model(rows, context, layers=(1, 2)).numpy()
+        assert np.array_equal(found[:, model.model_dim :], model(rows, context).numpy())
+    given = None if context is None else context.numpy()
+    for layers, part in zip((1, None), np.split(found, 2, axis=1), strict=True):
+        expected = engine_embeddings(tmp_path / "model", rows, given, layers)
+        assert np.abs(part - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max()), layers
     model.freeze_embeddings()
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert any(len(model.get_parameter(name)) >= 50 for name in frozen)
     assert not any(re.search(r"\.\d+\.", name) for name in frozen)
     with pytest.raises(ModelError, match=f"at most {model.max_positions} tokens, got"):
         model(rows_of([model.max_positions + 1]))
-
-
-def test_landmark_encoder_first_layers_are_the_model_of_so_many_layers(tiny_model_folder, tmp_path):
-    model = moved(LandmarkEncoder(read_checkpoint(tiny_model_folder)))
-    rows = rows_of([9, 4, 12])
-    with torch.no_grad():
-        both = model(rows, layers=(1, 2))
-        assert torch.equal(both[:, model.model_dim :], model(rows))
-        assert torch.equal(both[:, : model.model_dim], model(rows, layers=(1,)))
-    folder = saved(model, tiny_model_folder, tmp_path / "model")
-    backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32", layers=1), CPU)
-    alone = rows_of([9])
-    hidden = backbone.hidden_states(rectangle(alone), alone.lengths)[0].mean(0)
-    with torch.no_grad():
-        assert float((model(alone, layers=(1,))[0] - hidden).abs().max()) <= 1e-5
 
 
 def test_landmark_encoder_reads_a_prefixed_base_and_keeps_what_it_does_not_train(tiny_model_folder, tmp_path):
@@ -258,11 +244,11 @@ def test_train_changes_with_frozen_embeddings_hold_the_first_stage_and_make_the_
 def test_rows_see_the_null_token_in_the_place_of_their_own_dropped_vectors(tiny_model_folder, make_pairs):
     generator, checkpoint = torch.Generator().manual_seed(1), read_checkpoint(tiny_model_folder)
     model = moved(LandmarkEncoder(checkpoint, null_token=True), NULL_CONTEXT)
-    sizes = {"max_query_tokens": 16, "max_document_tokens": 64}
-    rows, _ = SequenceMaker(checkpoint, make_pairs(4), pooling="lmk", **sizes).documents(range(4), 9)
+    served = EncoderConfig(pooling="lmk", attention="full")
+    maker = SequenceMaker(checkpoint, make_pairs(4), served, max_query_tokens=16, max_document_tokens=64)
+    rows, _ = maker.documents(range(4), 9)
     context_CD = torch.randn(5, model.model_dim, generator=generator)
-    dropped_BC = draw_dropped(len(rows), 5, 0.5, generator)
-    assert len(set(map(tuple, dropped_BC.tolist()))) > 1, "rows are drawn apart"
+    dropped_BC = torch.rand(len(rows), 5, generator=generator) < 0.5
     dropped_BC[0], dropped_BC[1] = False, True
     rows_of_chunks = torch.from_numpy(rows.pooled_row)
     with torch.no_grad():
@@ -278,7 +264,7 @@ def test_served_without_a_context_as_trained_behind_one_null_token(tiny_model_fo
     checkpoint = read_checkpoint(tiny_model_folder)
     model = moved(LandmarkEncoder(checkpoint, null_token=True))
     rows = rows_of([9, 4, 12, 7])
-    served = engine_embeddings(saved(model, tiny_model_folder, tmp_path / "with"), rows, None)
+    served = engine_embeddings(saved(model, tiny_model_folder, tmp_path / "with"), rows)
     with torch.no_grad():
         dropped = model(rows, torch.randn(1, model.model_dim), dropped_BC=torch.ones(4, 1).bool())
         np.testing.assert_allclose(served, dropped.numpy(), atol=1e-5)
@@ -286,14 +272,12 @@ def test_served_without_a_context_as_trained_behind_one_null_token(tiny_model_fo
         model.reads_null = False
         assert np.abs(served - model(rows).numpy()).max() > 0.01
     without = saved(model, tiny_model_folder, tmp_path / "without")
-    np.testing.assert_allclose(
-        engine_embeddings(without, rows, None), model(rows).detach().numpy(), atol=1e-5
-    )
+    np.testing.assert_allclose(engine_embeddings(without, rows), model(rows).detach().numpy(), atol=1e-5)
     assert NULL_CONTEXT in load_file(tmp_path / "with" / EXTRA_NAME)
     broken = replace(checkpoint, tensors={**checkpoint.tensors, NULL_CONTEXT: torch.zeros(3)})
     save_encoder_folder(tmp_path / "broken", broken, EncoderConfig())
     with pytest.raises(ModelError, match="null_token must be 32 finite numbers, got others of shape"):
-        engine_embeddings(tmp_path / "broken", rows_of([9]), None)
+        engine_embeddings(tmp_path / "broken", rows_of([9]))
     assert not (tmp_path / "without" / EXTRA_NAME).exists()
 
 
@@ -315,10 +299,7 @@ def test_gradient_of_the_block_equals_that_of_the_equation_written_out(tiny_mode
     found = torch.autograd.grad((pooled_BD * weight).sum(), tensors, retain_graph=True)
     expected = torch.autograd.grad((expected_BD * weight).sum(), tensors)
     assert len(names) == 14
-    new, plain = (
-        with_block(read_checkpoint(tiny_model_folder)),
-        LandmarkEncoder(read_checkpoint(tiny_model_folder)),
-    )
+    new, plain = (make(read_checkpoint(tiny_model_folder)) for make in (with_block, LandmarkEncoder))
     assert torch.allclose(new(rows), plain(rows)), "a new block begins as the plain mean"
     for name, one, other in zip(names, found, expected, strict=True):
         assert float((one - other).abs().max()) <= 1e-4 * max(1.0, float(other.abs().max())), name
@@ -330,13 +311,14 @@ def test_trained_block_is_saved_served_and_gone_on_from(run, pairs_file, tmp_pat
     settings = replace(encoder_config({"model": str(folder)}), precision="fp32", use_context=False)
     assert settings.pooling == "latent"
     pairs = read_pairs([pairs_file])
-    maker = SequenceMaker(
-        read_checkpoint(folder), pairs, pooling="latent", max_query_tokens=64, max_document_tokens=256
-    )
+    sizes = {"max_query_tokens": 64, "max_document_tokens": 256}
+    maker = SequenceMaker(read_checkpoint(folder), pairs, settings, **sizes)
     model = with_block(read_checkpoint(folder)).requires_grad_(False)
     assert model.get_parameter(f"{PREFIX}cross_attend_blocks.0.fn.to_out.weight").abs().max() > 0
     found = F.normalize(model(maker.queries(range(5), 64)[0]), dim=1).numpy()
-    served = DocumentEncoder(settings, backbone=load_backbone(settings)).encode_queries(pairs.queries[:5])
+    served = DocumentEncoder(settings, backbone=load_backbone(settings)).encode_queries(
+        [row.query for row in pairs.rows[:5]]
+    )
     np.testing.assert_allclose(found, served, atol=1e-5)
 
 

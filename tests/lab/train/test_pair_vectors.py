@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.lab.train.pair_data import (
     NONE_FOUND,
-    PairVectors,
-    _negatives,
     embed_pairs,
     mine_hard_negatives,
     pairs_fingerprint,
+    prepared,
 )
-from cairn.pipeline.lab.train.pairs import TrainingPairs
+from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.types import silent_progress
 
 N, V = 41, 6
@@ -59,29 +57,42 @@ def test_mine_hard_negatives_equals_the_rule_written_out(num_negatives):
         assert mined[pair].tolist() == expected + [NONE_FOUND] * (num_negatives - len(expected))
 
 
-def test_pair_that_brings_negatives_has_none_mined_and_the_others_have():
-    query, document, texts, sources = world()
-    blank = ("",) * N
-    pairs = TrainingPairs(queries=blank, documents=tuple(texts), titles=blank, sources=tuple(sources))
-    given = np.full((N, 1), NONE_FOUND)
-    given[4] = N  # the first behind the documents
-    vectors = PairVectors(document_NV=np.concatenate([document, document[:1]]), query_NV=query)
-    config = TrainConfig(steps=1, hard_negatives=2)
-    found = _negatives(pairs, np.array([3]), vectors, given, config, silent_progress)
-    mined = mine_hard_negatives(
-        query, document, texts, sources, num_negatives=2, max_share=0.95, left_out=np.array([3])
+def test_own_negatives_are_those_that_a_pair_brings_else_mined_ones_and_none_is_held_out(
+    tiny_model_folder, tmp_path, make_pairs
+):
+    given = {4: ("a river", "the old mat"), 9: ("the old mat",), 30: ("a river",)}
+    rows = make_pairs(40).rows
+    given[5], given[6] = (rows[3].document, "a river"), (rows[3].document,)
+    pairs = TrainingPairs(
+        rows=tuple(row._replace(negatives=given.get(place, ())) for place, row in enumerate(rows))
     )
-    mined[4] = NONE_FOUND
-    assert (mined[5] != NONE_FOUND).any()
-    np.testing.assert_array_equal(found, np.concatenate([mined, given], axis=1))
+    heldout, config = np.array([3, 20]), TrainConfig(steps=1, hard_negatives=2, title_share=0.0)
+    served = EncoderConfig(model=str(tiny_model_folder), pooling="lmk", attention="full", window_tokens=96)
+    checkpoint = read_checkpoint(tiny_model_folder)
+    data = prepared(pairs, heldout, checkpoint, served, config, tmp_path, silent_progress)
+    mined_Nk = mine_hard_negatives(
+        data.vectors.query_NV,
+        data.vectors.document_NV[:40],
+        pairs.documents,
+        [row.source for row in rows],
+        num_negatives=2,
+        max_share=0.95,
+        left_out=heldout,
+    )
+    texts = Candidates.of(pairs).texts
+    for place, own in enumerate(data.hard_negatives_Nk.tolist()):
+        mined = [texts[number] for number in mined_Nk[place].tolist() if number != NONE_FOUND]
+        brought = [text for text in given.get(place, ()) if text != rows[3].document]
+        assert [texts[number] for number in own if number != NONE_FOUND] == (brought or mined), place
+    assert (mined_Nk != NONE_FOUND).any(1).sum() > 20
 
 
 CPU = torch.device("cpu")
 
 
 def test_embed_pairs_gives_unit_vectors_and_equal_texts_equal_ones(tiny_model_folder, make_pairs):
-    pairs = make_pairs(40)
-    pairs = replace(pairs, documents=(pairs.documents[1], *pairs.documents[1:]))
+    first, second, *others = make_pairs(40).rows
+    pairs = TrainingPairs(rows=(first._replace(document=second.document), second, *others))
     backbone = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32"), CPU)
     vectors = embed_pairs(pairs, backbone, silent_progress)
     assert vectors.document_NV.shape == vectors.query_NV.shape == (40, vectors.document_NV.shape[1])
@@ -91,15 +102,13 @@ def test_embed_pairs_gives_unit_vectors_and_equal_texts_equal_ones(tiny_model_fo
 
 
 def test_pairs_fingerprint_knows_texts_order_and_where_a_column_ends(make_pairs):
-    pairs = make_pairs(6)
-    others = [
-        replace(pairs, queries=("x", *pairs.queries[1:])),
-        replace(pairs, titles=tuple(reversed(pairs.titles))),
-        replace(
-            pairs,
-            queries=(pairs.queries[0] + "a", *pairs.queries[1:]),
-            documents=(pairs.documents[0][1:], *pairs.documents[1:]),
-        ),
+    first, *others = make_pairs(6).rows
+    query, document = first.query + first.document[0], first.document[1:]
+    changed = [
+        (first._replace(query="x"), *others),
+        (*others, first),
+        (first._replace(query=query, document=document), *others),
+        (first, *others),
     ]
-    assert len({pairs_fingerprint(some) for some in (pairs, *others)}) == 4
-    assert pairs_fingerprint(pairs) == pairs_fingerprint(make_pairs(6))
+    assert len({pairs_fingerprint(TrainingPairs(rows=rows)) for rows in changed}) == 4
+    assert pairs_fingerprint(TrainingPairs(rows=changed[-1])) == pairs_fingerprint(make_pairs(6))

@@ -1,16 +1,16 @@
-"""Units and rows of batches."""
+"""Units, rows of batches, and which units a batch is of."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cairn.pipeline.lab.train.batches import BatchPlan, mean_cosine
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.lab.train.batches import BatchPlan, greedy_tour, mean_cosine, pack
 from cairn.pipeline.lab.train.documents import read_document_pairs
 from cairn.pipeline.lab.train.packed_rows import alone, split
 from cairn.pipeline.lab.train.pair_data import PairVectors
@@ -18,37 +18,35 @@ from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs, read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker, in_order_of_content, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 Batches = Callable[[range], list[list[tuple[str, int, int]]]]
 
 
-def pairs_of(*pairs: tuple[str, str, str]) -> TrainingPairs:
-    queries, documents, titles = zip(*pairs, strict=True)
-    return TrainingPairs(queries=queries, documents=documents, titles=titles, sources=("s",) * len(pairs))
-
-
 def pages_of(documents: str, pages: Sequence[str], sources: str | None = None) -> TrainingPairs:
     """Return a pair for each letter, which is its document, of these pages."""
-    size = len(documents)
+    columns = zip(documents, pages, sources or "s" * len(documents), strict=True)
     return TrainingPairs(
-        queries=tuple(map(str, range(size))),
-        documents=tuple(documents),
-        titles=("",) * size,
-        sources=tuple(sources or "s" * size),
-        pages=tuple(pages),
+        rows=tuple(PairRow("q", document, "", source, page) for document, page, source in columns)
     )
 
 
-THREE = pairs_of(
-    ("the cat", "cat sat on the mat the old cat", "way"),
-    ("the mat", "cat sat on the mat the old cat", "way"),
-    ("river", "a river", "way"),
+THREE = TrainingPairs(
+    rows=(
+        PairRow("the cat", "cat sat on the mat the old cat", "way"),
+        PairRow("the mat", "cat sat on the mat the old cat", "way"),
+        PairRow("river", "a river", "way"),
+    )
 )
 
 
-def maker(folder: Path, pairs: TrainingPairs = THREE, **settings: object) -> SequenceMaker:
-    chosen = {"pooling": "lmk", "max_query_tokens": 16, "max_document_tokens": 64} | settings
-    return SequenceMaker(read_checkpoint(folder), pairs, **chosen)
+def maker(
+    folder: Path, pairs: TrainingPairs = THREE, sizes: tuple[int, int] = (16, 64), **served: Any
+) -> SequenceMaker:
+    config = EncoderConfig(**{"pooling": "lmk", "attention": "full", **served})
+    most = dict(zip(("max_query_tokens", "max_document_tokens"), sizes, strict=True))
+    return SequenceMaker(read_checkpoint(folder), pairs, config, **most)
 
 
 def words_of(folder: Path, ids: np.ndarray) -> str:
@@ -64,7 +62,7 @@ def test_make_units_are_neighbours_of_one_source():
     pairs = pages_of("vwxyz", "ppppp", sources="aaaba")
     assert make_units(pairs, range(5), 2) == ((0, 1), (2,), (3,), (4,))
     assert make_units(pairs, [0, 2, 4], 3) == ((0, 2, 4),)
-    assert make_units(replace(pairs, pages=()), range(3), 2) == ((0,), (1,), (2,))
+    assert make_units(pages_of("vwx", ["", "", ""]), range(3), 2) == ((0,), (1,), (2,))
     # Never over two pages, and of documents, not of queries.
     assert make_units(pages_of("wxyz", ("0:0", "0:1", "0:1", "0:1")), range(4), 2) == ((0,), (1, 2), (3,))
     assert make_units(pages_of("xxyyxz", "pppppp"), range(6), 2) == ((0, 1, 2, 3, 4), (5,))
@@ -82,11 +80,12 @@ def test_in_order_of_content_sorts_sections_of_documents_whatever_the_order_of_t
     texts = [
         " ".join(f"The {word} {number} is a stone on the old path." for number in range(40)) for word in "abc"
     ]
-    queries: list[tuple[str, ...]] = []
+    queries: list[list[str]] = []
     for number, own in enumerate((texts, texts[::-1])):
         file = tmp_path / f"{number}.jsonl"
         file.write_text("\n".join(json.dumps({"text": text, "source": "s"}) for text in own))
-        queries.append(in_order_of_content(read_document_pairs([file], 128)).queries)
+        rows = in_order_of_content(read_document_pairs([file], 128)).rows
+        queries.append([row.query for row in rows])
 
     assert len(queries[0]) > 5
     assert queries[0] == queries[1]
@@ -113,7 +112,7 @@ def test_make_lays_out_queries_titles_and_documents_each_once(tiny_model_folder)
 
 
 def test_make_cuts_texts_at_their_limits_and_lays_hard_negatives_and_a_context_out(tiny_model_folder):
-    made = maker(tiny_model_folder, max_query_tokens=1, max_document_tokens=3)
+    made = maker(tiny_model_folder, sizes=(1, 3))
     batch = made.make([(0,)], np.array([64]), np.array([False]), negatives=[2])
     assert rows_as_text(tiny_model_folder, batch.rows) == [
         "[CLS] the [SEP]",
@@ -156,7 +155,7 @@ def test_instructions_stand_before_their_query_alone(tiny_model_folder):
         PairRow("cat", "mat", "", "s", instruction="the way", negatives=("path",)),
         PairRow("river", "stone", "", "s", instruction="the way", negatives=("old",)),
     ]
-    made = maker(tiny_model_folder, TrainingPairs.of(rows, {}), query_prefix="walk")
+    made = maker(tiny_model_folder, TrainingPairs(rows=tuple(rows)), query_prefix="walk")
     batch = made.make([(0,), (1,)], np.array([9, 9]), np.zeros(2, np.bool_), [2, 3])
     has_prefix = [int(start) > 1 for start in batch.rows.own_start]
     # Two queries, two documents, two negatives.
@@ -173,7 +172,8 @@ def plan_of(sizes: dict[str, int], heldout: Sequence[int] = (), **settings: Any)
     topics = generator.integers(TOPICS, size=len(sources))
     vectors = np.eye(2 * TOPICS)[topics] + 0.1 * generator.standard_normal((2, len(topics), 2 * TOPICS))
     names = tuple(map(str, range(len(topics))))
-    pairs = TrainingPairs(queries=names, documents=names, titles=("",) * len(names), sources=sources)
+    rows = (PairRow(name, name, "", source) for name, source in zip(names, sources, strict=True))
+    pairs = TrainingPairs(rows=tuple(rows))
     config = TrainConfig(steps=8, batch_pairs=SIZE, sequence_documents=1, **settings)
     of_pairs = PairVectors(*vectors.astype(np.float32))
     plan = BatchPlan(pairs, np.array(heldout, np.int64), of_pairs, config)
@@ -218,6 +218,45 @@ def test_plan_mixed_batches_are_of_all_topics_and_sources():
     assert sorted(pair for batch in batches for _, _, pair in batch) == list(range(192))
     assert kinds(batches, 0).mean() > 6  # of eight
     assert kinds(batches, 1).mean() > 3  # of four
+
+
+def circle(num_clusters: int) -> np.ndarray:
+    angles = 2 * np.pi * np.arange(num_clusters) / num_clusters
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+@settings(max_examples=60)
+@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), batch_size=st.integers(1, 17))
+def test_pack_every_point_comes_once_and_large_clusters_fill_batches_of_their_own(
+    sizes: list[int], batch_size: int
+):
+    clusters = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    batches, left_over = pack(clusters, circle(len(sizes)), batch_size, np.random.default_rng(3))
+    assert batches.shape == (len(clusters) // batch_size, batch_size)
+    assert sorted([*batches.ravel().tolist(), *left_over.tolist()]) == list(range(len(clusters)))
+    alone = sum(len(np.unique(clusters[batch])) == 1 for batch in batches)
+    assert alone >= sum(size // batch_size for size in sizes)
+
+
+def test_greedy_tour_equals_the_search_written_out_and_joins_neighbouring_clusters():
+    centroids = np.random.default_rng(5).standard_normal((23, 4)).astype(np.float32)
+    found = greedy_tour(centroids, np.random.default_rng(7)).tolist()
+    expected = found[:1]
+    while len(expected) < 23:
+        rest = [cluster for cluster in range(23) if cluster not in expected]
+        expected.append(
+            max(rest, key=lambda cluster: (float(centroids[cluster] @ centroids[expected[-1]]), -cluster))
+        )
+    assert found == expected
+    clusters = np.repeat(np.arange(16, dtype=np.int32), 4)
+    first, again, other = (
+        pack(clusters, circle(16), 8, np.random.default_rng(seed))[0] for seed in (0, 0, 1)
+    )
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    for batch in first:
+        one, other = np.unique(clusters[batch]).tolist()
+        assert min(other - one, 16 - other + one) == 1
 
 
 def test_mean_cosine_equals_the_mean_over_all_pairs_of_rows():

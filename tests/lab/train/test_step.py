@@ -1,7 +1,8 @@
-"""Claims of step."""
+"""A step of contrastive training: its batch, its loss, its gradient."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cairn.pipeline.lab.train.contrastive import draw_batch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.lab.train.contrastive import batch_loss, draw_batch
 from cairn.pipeline.lab.train.gradients import cached_backward
+from cairn.pipeline.lab.train.heldout import mean_by_text
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.pair_data import PairVectors, TrainingData, pools_of_sources
 from cairn.pipeline.lab.train.pairs import text_numbers
@@ -27,9 +30,9 @@ def data(tiny_model_folder, make_pairs):
     pairs = make_pairs(24)
     generator = np.random.default_rng(0)
     vectors = generator.standard_normal((2, 24, 5)).astype(np.float32)
-    maker = SequenceMaker(
-        read_checkpoint(tiny_model_folder), pairs, pooling="lmk", max_query_tokens=16, max_document_tokens=64
-    )
+    served = EncoderConfig(pooling="lmk", attention="full")
+    sizes = {"max_query_tokens": 16, "max_document_tokens": 64}
+    maker = SequenceMaker(read_checkpoint(tiny_model_folder), pairs, served, **sizes)
     return (
         TrainingData(
             maker=maker,
@@ -166,14 +169,34 @@ def test_draw_batch_context_is_absent_in_its_share_of_steps(data):
     assert {len(context) for context in contexts if context is not None} == {1, 2, 3, 4, 5, 6}
 
 
-def test_draw_batch_hard_negatives_stand_behind_the_documents(data):
+@pytest.mark.parametrize(
+    ("negatives", "margin"),
+    [("batch", 0.0), ("batch", -0.5), ("batch", math.inf), ("own", 0.0), ("own", 2.0)],
+)
+def test_query_is_ranked_against_the_batch_below_the_margin_or_its_own_negatives_alone(
+    data, negatives, margin
+):
+    """The oracle: softmax over the documents that are left, query by query."""
     mined = np.full((24, 2), -1)
-    mined[0] = [20, 21]
-    mined[1] = [20, -1]
-    with_mined = replace(data[0], hard_negatives_Nk=mined)
-    batch, _ = draw_batch(with_mined, [(0, 1)], np.random.default_rng(0), config_of(), 96)
-    assert batch.pair_D.tolist() == [0, 1, 20, 21]
-    assert batch.positive_Q.tolist() == [0, 1]
+    mined[[0, 1, 2]] = [[20, 21], [20, -1], [9, 21]]
+    training = replace(data[0], hard_negatives_Nk=mined)
+    config = config_of(negatives=negatives, margin=margin)
+    batch, _ = draw_batch(training, [(0, 1), (2, 3)], np.random.default_rng(0), config, 96)
+    assert batch.pair_D.tolist() == [0, 1, 2, 3, 20, 21, 9], "mined ones stand behind the documents"
+    embeddings_BD = torch.randn(len(batch.text_B), 8, generator=torch.Generator().manual_seed(0))
+    texts = mean_by_text(embeddings_BD, batch.text_B, 11)
+    said_QN = training.vectors.query_NV[:4] @ training.vectors.document_NV[batch.pair_D].T
+    losses: list[float] = []
+    for query, positive in enumerate(batch.positive_Q.tolist()):
+        is_left_N = said_QN[query] < said_QN[query, positive] + margin
+        if negatives == "own":
+            is_left_N = np.isin(batch.pair_D, mined[query])
+        is_left_N[positive] = True
+        left = np.flatnonzero(is_left_N).tolist()
+        scores = (texts[4:][left] @ texts[query] / config.temperature).log_softmax(0)
+        losses.append(-float(scores[left.index(positive)]))
+    found = batch_loss(embeddings_BD, batch, training, None, config, 8)
+    assert float(found) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_draw_batch_context_is_of_all_documents_of_the_batch_s_one_source(data, make_pairs, monkeypatch):
@@ -181,7 +204,7 @@ def test_draw_batch_context_is_of_all_documents_of_the_batch_s_one_source(data, 
     monkeypatch.setattr(training.maker, "context", lambda positions, _: drawn.append(positions))
     of_sources = replace(training, pool_of_pair=pools_of_sources(pairs, np.array([3, 4])))
     config = config_of(context_documents=20)
-    assert (pairs.sources[:2], pairs.sources[12]) == (("s0", "s0"), "s1")
+    assert [pairs.rows[place].source for place in (0, 1, 12)] == ["s0", "s0", "s1"]
     for units in ([(0, 1), (6, 7)], [(0, 1), (12, 13)]):  # a batch of two sources is of no corpus
         draw_batch(of_sources, units, np.random.default_rng(0), config, 96)
     (context,) = drawn
@@ -190,16 +213,13 @@ def test_draw_batch_context_is_of_all_documents_of_the_batch_s_one_source(data, 
     assert set(context) <= {*range(12)} - {3, 4}
 
 
-@pytest.mark.parametrize("interval", [8, 16])
-def test_single_interval_cuts_every_sequence_alike(data, interval):
+def test_single_interval_cuts_every_sequence_alike(data):
     training, units = data
-    config = config_of(landmark_intervals=(interval,), context_documents=0, title_share=0.0)
+    config = config_of(landmark_intervals=(16,), context_documents=0, title_share=0.0)
     batch, _ = draw_batch(training, units, np.random.default_rng(0), config, 512)
-    num_queries = len(batch.pair_Q)
-    alike = training.maker.documents(batch.pair_D.tolist(), interval)[0]
-    assert len(batch.rows) - num_queries == len(alike)
-    starts_M = np.where(np.diff(batch.rows.pooled_row, prepend=-1), 1, np.roll(batch.rows.pooled_end, 1))
-    assert (batch.rows.pooled_start - starts_M).max() <= interval
+    alike = training.maker.documents(batch.pair_D.tolist(), 16)[0]
+    assert len(batch.rows) - len(batch.pair_Q) == len(alike)
+    assert batch.rows.num_own.max() == 16
 
 
 def test_what_is_frozen_or_not_compared_is_handed_no_gradient():

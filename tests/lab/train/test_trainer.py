@@ -6,7 +6,6 @@ import json
 import logging
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,12 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.lab.train import trainer
 from cairn.pipeline.lab.train.contrastive import PairObjective
-from cairn.pipeline.lab.train.contrastive import train as train_pairs
-from cairn.pipeline.lab.train.distill import FollowedTexts, distill
-from cairn.pipeline.lab.train.landmark_distillation import train_landmarks
-from cairn.pipeline.lab.train.pretrain import MaskedText, pretrain
+from cairn.pipeline.lab.train.distill import FollowedTexts
+from cairn.pipeline.lab.train.pretrain import MaskedText
 from cairn.pipeline.lab.train.settings import (
-    DistillConfig,
-    LandmarkConfig,
-    PretrainConfig,
     TrainConfig,
 )
 from cairn.pipeline.lab.train.trainer import (
-    TrainingLog,
     claimed_folder,
     make_optimizer,
     newest_checkpoint,
@@ -44,54 +37,8 @@ from cairn.pipeline.types import ModelScores
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.lab.train.conftest import LOOP_SETTINGS, KilledError, dying_after
-from tests.lab.train.test_distill import SMALL as DISTILL
-from tests.lab.train.test_pretrain import RUN_SETTINGS as PRETRAIN
+from tests.lab.train.conftest import KilledError, dying_after
 from tests.tiny_models import make_tiny_model
-
-RARELY: dict[str, Any] = {"steps": 6, "evaluate_every": 3, "checkpoint_every": 2}
-LANDMARKS: dict[str, Any] = {
-    **RARELY,
-    "batch_windows": 4,
-    "window_tokens": 48,
-    "landmark_intervals": (8, 16),
-    "title_tokens": 4,
-    "heldout_windows": 4,
-    "precision": "fp32",
-}
-
-
-@pytest.fixture
-def start(one_thread, tmp_path, tiny_model_folder, pairs_file, texts_file):
-    """Return what starts a training of any kind in ``name``."""
-    tiny = str(tiny_model_folder)
-
-    def call(
-        verb: str,
-        name: str = "run",
-        progress: Any = lambda *_: None,
-        *,
-        base: str = tiny,
-        teacher: str = tiny,
-        stop_after_seconds: float | None = None,
-        scorer: Any = None,
-        **settings: Any,
-    ) -> Any:
-        folder = tmp_path / name
-        limit = {"progress": progress, "stop_after_seconds": stop_after_seconds}
-        if verb == "train":
-            config = TrainConfig(**{**LOOP_SETTINGS, **settings})
-            return train_pairs([pairs_file], folder, config, base=base, scorer=scorer, **limit)
-        if verb == "pretrain":
-            return pretrain(
-                [texts_file], folder, PretrainConfig(**{**PRETRAIN, **settings}), base=base, **limit
-            )
-        if verb == "train_landmarks":
-            config = LandmarkConfig(**{**LANDMARKS, **settings})
-            return train_landmarks(base, [texts_file], folder, config, **limit)
-        return distill(teacher, base, [texts_file], folder, DistillConfig(**{**DISTILL, **settings}), **limit)
-
-    return call
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -150,7 +97,7 @@ def test_run_killed_at_a_commit_point_ends_bit_for_bit_as_if_undisturbed(start, 
 @pytest.mark.parametrize("verb", ["train", "train_landmarks"])
 def test_run_out_of_time_stops_at_a_checkpoint_and_goes_on(start, verb):
     with pytest.raises(TryAgainError, match="got to 1 in the time it was given; run the same command"):
-        start(verb, stop_after_seconds=1e-6)
+        start(verb, how={"deadline": 0.0})
     again = start(verb)
     assert again.resumed_at == 1
     assert start(verb).first_loss is None
@@ -306,8 +253,8 @@ DEV: dict[str, Any] = {"steps": 6, "evaluate_every": 3, "dev_every": 2, "checkpo
 
 
 def test_trainer_keeps_the_model_of_the_best_dev_score(start, tmp_path):
-    judge = Judge([0.1, 0.4, 0.2, 0.3])
-    report = start("train", scorer=judge, **DEV)
+    judge = Judge([0.1, 0.4, 0.2, 0.4])  # of equals the first
+    report = start("train", how={"scorer": judge}, **DEV)
     assert (report.details["judged_by"], report.best_score, report.best_step) == ("dev sets", 0.4, 2)
     assert torch.equal(query_weight(tmp_path / "run" / "best"), judge.seen[1])
     assert not torch.equal(judge.seen[1], judge.seen[2])
@@ -316,52 +263,49 @@ def test_trainer_keeps_the_model_of_the_best_dev_score(start, tmp_path):
     dev = [
         (each["step"], each["dev_score"], each["dev/a/nDCG@10"]) for each in records if "dev_score" in each
     ]
-    assert dev == [(0, 0.1, 0.1), (2, 0.4, 0.4), (4, 0.2, 0.2), (6, 0.3, 0.3)]
+    assert dev == [(0, 0.1, 0.1), (2, 0.4, 0.4), (4, 0.2, 0.2), (6, 0.4, 0.4)]
     assert [each["step"] for each in records if "heldout_ndcg_at_10" in each] == [0, 3, 6]
     with pytest.raises(FingerprintMismatchError, match="another dev sets"):
-        start("train", scorer=Judge([], "other sets"), **DEV)
+        start("train", how={"scorer": Judge([], "other sets")}, **DEV)
 
 
-def test_trainer_resumed_remembers_the_best_dev_score(start, tmp_path):
+@pytest.mark.parametrize(
+    ("every", "dies_after", "before", "after", "end"),
+    [
+        (1, 3, [0.1, 0.4], [0.2, 0.3], (3, 0.4, 2)),
+        (
+            3,
+            5,
+            [0.1, 0.2, 0.5],
+            [0.5, 0.3],
+            (3, 0.5, 4),
+        ),  # scored again: the best is newer than its checkpoint
+    ],
+)
+def test_trainer_resumed_remembers_the_best_dev_score(start, tmp_path, every, dies_after, before, after, end):
+    settings = {**DEV, "checkpoint_every": every}
     with pytest.raises(KilledError):
-        start("train", progress=dying_after(3), scorer=Judge([0.1, 0.4]), **DEV)
+        start("train", progress=dying_after(dies_after), how={"scorer": Judge(before)}, **settings)
     kept = query_weight(tmp_path / "run" / "best")
-    report = start("train", scorer=Judge([0.2, 0.3]), **DEV)
-    assert (report.resumed_at, report.best_score, report.best_step) == (3, 0.4, 2)
+    report = start("train", how={"scorer": Judge(after)}, **settings)
+    assert (report.resumed_at, report.best_score, report.best_step) == end
     assert torch.equal(query_weight(tmp_path / "run" / "best"), kept)
     records = read_log(tmp_path / "run" / "log.jsonl")
-    assert [each["dev_score"] for each in records if "dev_score" in each] == [0.1, 0.4, 0.2, 0.3]
-
-
-def test_trainer_whose_best_was_replaced_before_its_checkpoint_scores_the_step_again(start):
-    rarely = {**DEV, "checkpoint_every": 3}
-    with pytest.raises(KilledError):
-        start("train", progress=dying_after(5), scorer=Judge([0.1, 0.2, 0.5]), **rarely)
-    report = start("train", scorer=Judge([0.5, 0.3]), **rarely)
-    assert (report.resumed_at, report.best_score, report.best_step) == (3, 0.5, 4)
+    told = [each["dev_score"] for each in records if "dev_score" in each]
+    assert told == [*before[:2], *after]
 
 
 # Optimiser, rates, log
 
 
-def test_lr_factor_rises_to_one_and_falls_to_almost_nothing():
-    config = TrainConfig(steps=100, warmup_share=0.1)
-    factors = [config.lr_factor(step) for step in range(100)]
-    assert factors[0] == pytest.approx(0.1)
-    assert max(factors) == factors[9] == factors[10] == 1.0
-    assert factors[-1] == pytest.approx(1 / 90)
-    assert all(before >= after for before, after in pairwise(factors[10:]))
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_lr_factor_rises_to_one_and_falls_to_almost_nothing_as_the_schedule_says(schedule):
+    config = TrainConfig(steps=110, warmup_share=10 / 110, schedule=schedule)
+    for step in range(110):
+        left = 1 - (step - 10) / 100
+        falling = left if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * (1 - left)))
+        assert config.lr_factor(step) == pytest.approx((step + 1) / 10 if step < 10 else falling)
     assert TrainConfig(steps=1, warmup_share=0.0).lr_factor(0) == 1.0
-
-
-def test_lr_factor_cosine_is_half_way_down_in_the_middle_of_what_is_left():
-    config = TrainConfig(steps=110, warmup_share=10 / 110, schedule="cosine")
-    factors = [config.lr_factor(step) for step in range(110)]
-    assert factors[:10] == [pytest.approx((step + 1) / 10) for step in range(10)]
-    assert factors[60] == pytest.approx(0.5)
-    assert factors[35] == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
-    assert factors[10] == 1.0
-    assert 0.0 < factors[-1] < 1e-3
 
 
 def test_make_optimizer_lets_only_matrices_decay():
@@ -369,15 +313,3 @@ def test_make_optimizer_lets_only_matrices_decay():
     matrices, vectors = make_optimizer(nn.Linear(3, 2), config).param_groups
     assert [[each.ndim for each in group["params"]] for group in (matrices, vectors)] == [[2], [1]]
     assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.2, 0.0)
-
-
-def test_training_log_resumed_tells_no_step_twice_and_leaves_out_half_a_line(tmp_path):
-    path = tmp_path / "log.jsonl"
-    log = TrainingLog(path)
-    log.append({"step": 1, "loss": 2.0})
-    kept = log.size
-    log.append({"step": 2, "loss": 1.5})
-    TrainingLog(path, kept).append({"step": 2, "loss": 1.25})
-    path.write_bytes(path.read_bytes() + b'{"st')
-    assert read_log(path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.25}]
-    assert read_log(tmp_path / "none.jsonl") == []
