@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import get_args
@@ -34,25 +33,24 @@ SMALLEST = ExperimentConfig(
 
 def judged_set(folder: Path, seed: int) -> Path:
     """Write a judged set of twelve documents, each with its query."""
-    records = [{"id": f"{seed}-{number}", **each} for number, each in enumerate(tiny_pairs(12, seed))]
+    records = [(f"{seed}-{number}", each) for number, each in enumerate(tiny_pairs(12, seed))]
     texts, queries = (
-        [{"id": each["id"], "text": each[name]} for each in records] for name in ("document", "query")
+        [{"id": name, "text": each[side]} for name, each in records] for side in ("document", "query")
     )
-    qrels = [{"query_id": each["id"], "doc_id": each["id"], "score": 1} for each in records]
+    qrels = [{"query_id": name, "doc_id": name, "score": 1} for name, _ in records]
     return write_set(folder, texts, queries, qrels)
 
 
 @pytest.fixture
 def data(tmp_path):
     """Return pairs, two judged sets, and long texts of sentences."""
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in tiny_pairs(60)))
-    draw = random.Random(0)
     sentences = [
-        f"The {draw.choice(['stone', 'river', 'cat'])} of {number} stood beside the old path by the mountain"
+        f"The {['stone', 'river', 'cat'][number % 3]} of {number} stood beside the old path by the mountain"
         for number in range(400)
     ]
-    texts = [". ".join(sentences[start : start + 20]) for start in range(0, 400, 20)]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    texts = [{"text": ". ".join(sentences[start : start + 20])} for start in range(0, 400, 20)]
+    for name, rows in (("pairs", tiny_pairs(60)), ("texts", texts)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sets = [judged_set(tmp_path / name, seed) for name, seed in (("first", 7), ("second", 8))]
     return {"sources": [tmp_path / "pairs.jsonl"], "judged": sets, "texts": [tmp_path / "texts.jsonl"]}
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.errors import SchemaError, SourceError
 from cairn.pipeline.lab.judged_files import corpus_files, find_judged_file, read_columns, read_judged_file
+from pyarrow.csv import WriteOptions
 
 QRELS = [{"query_id": "q1", "doc_id": "007", "score": 2}, {"query_id": "2", "doc_id": "1", "score": 0}]
 CORPUS = [
@@ -22,29 +24,18 @@ CORPUS = [
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    table = pa.Table.from_pylist(list(rows))
     if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+        pq.write_table(table, path)
     elif path.suffix == ".arrow":
-        pyarrow.feather.write_feather(pa.Table.from_pylist(list(rows)), path)
-    elif path.suffix in (".gz", ".bz2"):
-        path.write_bytes((gzip if path.suffix == ".gz" else bz2).compress(lines.encode()))
-    elif path.suffix == ".jsonl":
-        path.write_text(lines, "utf-8")
+        pyarrow.feather.write_feather(table, path)
+    elif path.suffix in (".csv", ".tsv"):
+        pyarrow.csv.write_csv(table, path, WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ","))
     else:
-        mark = "\t" if path.suffix == ".tsv" else ","
-        fields = [[*rows[0]], *([_quoted(value) for value in row.values()] for row in rows)]
-        path.write_text("".join(mark.join(row) + "\n" for row in fields), "utf-8")
+        pack = {".gz": gzip.compress, ".bz2": bz2.compress}.get(path.suffix, bytes)
+        path.write_bytes(pack(lines))
     return path
-
-
-def _quoted(value: object) -> str:
-    if value is None:
-        return ""
-    return (
-        '"' + value.replace('"', '""') + '"' if isinstance(value, str) and not value.isdigit() else str(value)
-    )
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl", "jsonl.gz", "jsonl.bz2", "csv", "tsv"])

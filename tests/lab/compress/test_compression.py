@@ -1,7 +1,4 @@
-"""Compressed folders: what they hold, that they load, and what is refused.
-
-Importance of parts that are known to matter, or not to.
-"""
+"""Compressed folders: what they hold, that they load, what is refused; GPTQ against explicit inverses."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from cairn.pipeline.errors import ConfigError, ModelError, StorageError
 from cairn.pipeline.lab.compress import compression
 from cairn.pipeline.lab.compress.compression import compress
 from cairn.pipeline.lab.compress.pruning import embed_rows, most_important_layers
-from cairn.pipeline.lab.compress.quantization import read_engine
+from cairn.pipeline.lab.compress.quantization import read_engine, rounded_with_feedback
 from cairn.pipeline.lab.compress.settings import CompressConfig
 from cairn.pipeline.model.folders.checkpoint import (
     EXTRA_NAME,
@@ -185,3 +182,68 @@ def test_layer_that_moves_embeddings_least_goes_first(engine):
     kept = most_important_layers(engine, ROWS, 2, keeps_first=False, progress=silent_progress)
     assert kept == tuple(sorted({0, 1, 2} - {least}))
     assert most_important_layers(engine, ROWS, 1, keeps_first=True, progress=silent_progress) == (0,)
+
+
+ROWS, WIDTH, GROUP = 6, 16, 8
+
+
+def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(WIDTH, WIDTH, generator=generator)
+    x = torch.randn(200, WIDTH, generator=generator) @ mixing
+    return torch.randn(ROWS, WIDTH, generator=generator), x
+
+
+def naive(weight: np.ndarray, moment: np.ndarray, kind: str) -> np.ndarray:
+    """Quantise a column, then move all later ones by the minimiser of the error that is left."""
+    weight, moment = weight.astype(np.float64).copy(), moment.astype(np.float64)
+    moment += 0.01 * np.diag(moment).mean() * np.eye(len(moment))
+    group = GROUP if kind == "int4" else WIDTH
+    found = np.zeros_like(weight)
+    for column in range(weight.shape[1]):
+        if column % group == 0:
+            part = weight[:, column : column + group]
+            scale, zero = np.abs(part).max(1) / 127, 0.0
+            if kind == "int4":
+                low = np.minimum(part.min(1), 0)
+                scale = ((np.maximum(part.max(1), 0) - low) / 15).astype(np.float16).astype(np.float64)
+                zero = np.clip(np.rint(-low / scale), 0, 15)
+        least, most = (0, 15) if kind == "int4" else (-127, 127)
+        code = np.clip(np.rint(weight[:, column] / scale) + zero, least, most)
+        found[:, column] = (code - zero) * scale
+        inverse = np.linalg.inv(moment[column:, column:])
+        error = (weight[:, column] - found[:, column]) / inverse[0, 0]
+        weight[:, column + 1 :] -= error[:, None] * inverse[0, 1:]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_feedback_equals_the_naive_reference(kind):
+    weight, x = inputs()
+    moment = x.T @ x / len(x)
+    ours = rounded_with_feedback(weight, moment, kind, GROUP if kind == "int4" else WIDTH).dequantized()
+    np.testing.assert_allclose(ours.numpy(), naive(weight.numpy(), moment.numpy(), kind), atol=2e-3)
+
+
+def test_rows_are_rounded_alike_wherever_they_are_stacked():
+    weight, x = inputs(4)
+    moment = x.T @ x / len(x)
+    whole = rounded_with_feedback(weight, moment, "int4", GROUP).dequantized()
+    assert torch.equal(whole[2:4], rounded_with_feedback(weight[2:4], moment, "int4", GROUP).dequantized())
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_moments_that_are_no_numbers_raise(value):
+    weight, _ = inputs()
+    with pytest.raises(ModelError, match="must be finite on the calibration texts, got NaN or infinity"):
+        rounded_with_feedback(weight, torch.full((WIDTH, WIDTH), value), "int4", GROUP)
+
+
+@pytest.fixture(scope="session")
+def texts_path(tmp_path_factory):
+    """Return a Parquet file of twelve short texts."""
+    words = ["the", "old", "cat", "sat", "on", "a", "mat", "by", "river", "stone", "and", "path"]
+    texts = [" ".join(words[start:] + words[:start]) for start in range(12)]
+    path = tmp_path_factory.mktemp("texts") / "texts.parquet"
+    pq.write_table(pa.table({"text": texts}), path)
+    return path

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
-from cairn.pipeline.lab.evaluate.retrieval_set import read_retrieval_set
+from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet, read_retrieval_set
 
 DOCUMENTS: tuple[dict[str, Any], ...] = (
     {
@@ -54,6 +54,25 @@ def write_set(
     for name, rows in (("corpus", documents), ("queries", queries), ("qrels", qrels)):
         pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), folder / f"{name}.parquet")
     return folder
+
+
+def retrieval_set(
+    ids: Sequence[str],
+    queries: Sequence[str],
+    texts: Sequence[str],
+    titles: Sequence[str] = (),
+    judgements: Judgements | None = None,
+) -> RetrievalSet:
+    """Return a set in memory; its queries are called q0, q1, …"""
+    return RetrievalSet(
+        name="c",
+        doc_ids=tuple(ids),
+        titles=tuple(titles or [""] * len(ids)),
+        texts=tuple(texts),
+        query_ids=tuple(f"q{number}" for number in range(len(queries))),
+        queries=tuple(queries),
+        judgements=judgements or Judgements.none(),
+    )
 
 
 @pytest.fixture

@@ -110,21 +110,19 @@ def test_kept_sets_have_names_of_their_own_where_a_vector_may_differ(judged, tin
         write_set(tmp_path / "other", [{"id": doc_id, "text": text, "title": "x"} for doc_id, text in rows])
     )
     plain = Encoding(encoder=tiny_config)
-    reading = replace(tiny_config, use_context=True)
-    for a_set, encoding in [
+    reading, longer = replace(tiny_config, use_context=True), replace(tiny_config, landmark_interval=16)
+    different = [
         (judged, plain),
         (judged, replace(plain, has_titles=True)),
         (retitled, replace(plain, has_titles=True)),
-        (judged, replace(plain, stride_tokens=8)),
-        (judged, Encoding(encoder=reading, context="corpus")),
-        (judged, Encoding(encoder=reading, context="random")),
+        *((judged, Encoding(encoder=longer, stride_tokens=stride)) for stride in (None, 8, 16)),
+        *((judged, Encoding(encoder=reading, context=kind)) for kind in ("corpus", "random")),
         (judged, replace(plain, encoder=replace(tiny_config, temperature=0.9))),
         (judged, replace(plain, encoder=replace(tiny_config, precision="bf16"))),
-    ]:
+    ]
+    for a_set, encoding in (*different, (retitled, plain)):
         encode(a_set, encoding, tmp_path / "cache")
-    assert len(list((tmp_path / "cache").iterdir())) == 8
-    encode(retitled, plain, tmp_path / "cache")
-    assert len(list((tmp_path / "cache").iterdir())) == 8
+    assert len(list((tmp_path / "cache").iterdir())) == len(different)
 
 
 def test_contexts_read_no_queries_or_judgements_and_are_as_large_as_the_corpus_allows(judged, tiny_config):

@@ -24,30 +24,17 @@ from cairn.pipeline.lab.evaluate.measures import (
 )
 from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet
 
+from tests.lab.evaluate.conftest import retrieval_set
 
-def random_set(
-    generator: np.random.Generator, num_documents: int = 300, num_queries: int = 8
-) -> RetrievalSet:
-    pairs = [
-        (q, int(d)) for q in range(num_queries) for d in generator.choice(num_documents, 12, replace=False)
-    ]
-    gains = generator.integers(0, 4, len(pairs))
-    gains[::12] = 1  # every query has a relevant document
-    return RetrievalSet(
-        name="random",
-        doc_ids=tuple(f"d{index}" for index in range(num_documents)),
-        titles=("",) * num_documents,
-        texts=("x",) * num_documents,
-        query_ids=tuple(f"q{index}" for index in range(num_queries)),
-        queries=("x",) * num_queries,
-        judgements=Judgements(
-            query_J=np.array([q for q, _ in pairs]),
-            document_J=np.array([d for _, d in pairs]),
-            gain_J=gains,
-            start_J=np.full(len(pairs), -1),
-            end_J=np.full(len(pairs), -1),
-        ),
-    )
+
+def random_set(generator: np.random.Generator) -> RetrievalSet:
+    pairs = [(query, int(d)) for query in range(8) for d in generator.choice(300, 12, replace=False)]
+    query_J, document_J = np.array(pairs).T
+    gain_J, none = generator.integers(0, 4, len(pairs)), np.full(len(pairs), -1)
+    gain_J[::12] = 1  # every query has a relevant document
+    judgements = Judgements(query_J=query_J, document_J=document_J, gain_J=gain_J, start_J=none, end_J=none)
+    ids = [f"d{index}" for index in range(300)]
+    return retrieval_set(ids, ["x"] * 8, ["x"] * 300, judgements=judgements)
 
 
 def naive_measures(gains: dict[str, int], ranking: list[str]) -> dict[str, float]:
@@ -76,9 +63,8 @@ def test_measures_equal_their_definitions():
         name: each.tolist() for name, each in values.items()
     }
     for index, (query_id, order) in enumerate(zip(judged.query_ids, orders, strict=True)):
-        expected = naive_measures(
-            qrels_of(judged)[query_id], [judged.doc_ids[position] for position in order.tolist()]
-        )
+        ranking = [judged.doc_ids[position] for position in order.tolist()]
+        expected = naive_measures(qrels_of(judged)[query_id], ranking)
         assert {name: values[name][index] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 

@@ -13,11 +13,13 @@ from cairn.pipeline.config import ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.lab.evaluate import searched_set
 from cairn.pipeline.lab.evaluate.encodings import Encoding, build_encoder, encode_set
 from cairn.pipeline.lab.evaluate.measures import BUDGETS, Answer, Spans
-from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
 from cairn.pipeline.lab.evaluate.searched_set import SearchedSet
 from cairn.pipeline.lab.evaluate.systems import OurRanking, System
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.types import SearchResult, silent_progress
+
+from tests.lab.evaluate.conftest import retrieval_set
 
 WORDS = ["stone", "path", "way", "mark", "river", "mountain", "walk", "old", "cat", "mat", "sat", "the"]
 AS_SEARCHED = pytest.mark.parametrize(("ranking", "options"), [
@@ -28,18 +30,6 @@ AS_SEARCHED = pytest.mark.parametrize(("ranking", "options"), [
     ("late", {"granularity": "both", "hybrid": False}),
     ("late+bm25", {"granularity": "both", "hybrid": True}),
 ])  # fmt: skip
-
-
-def retrieval_set(ids: list[str], titles: list[str], texts: list[str], queries: list[str]) -> RetrievalSet:
-    return RetrievalSet(
-        name="c",
-        doc_ids=tuple(ids),
-        titles=tuple(titles),
-        texts=tuple(texts),
-        query_ids=tuple(f"q{number}" for number in range(len(queries))),
-        queries=tuple(queries),
-        judgements=Judgements.none(),
-    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,7 @@ def twins(tmp_path_factory, tiny_config):
     rows = pa.table({"id": ids, "text": texts, "title": [title or None for title in titles]})
     pq.write_table(rows, folder / "corpus.parquet")
     build_index([str(folder / "corpus.parquet")], folder / "root", "c", IngestConfig(encoder=config))
-    judged, encoding = retrieval_set(ids, titles, texts, queries), Encoding(encoder=config)
+    judged, encoding = retrieval_set(ids, queries, texts, titles), Encoding(encoder=config)
     encoder, _ = build_encoder(judged, encoding, ContextConfig())
     encoded = encode_set(judged, encoding, encoder, silent_progress)
     return Twins(
@@ -91,24 +81,20 @@ def twins(tmp_path_factory, tiny_config):
 @AS_SEARCHED
 def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(twins, ranking, options):
     for answer, result in zip(twins.answers(ranking), twins.search(passages=0, **options), strict=True):
-        assert [twins.judged.doc_ids[position] for position in answer.documents.positions.tolist()] == [
-            hit.doc_id for hit in result.hits
-        ]
-        assert answer.documents.scores.clip(0.0, 1.0).tolist() == pytest.approx(
-            [hit.score for hit in result.hits], abs=1e-6
-        )
+        ids, scores = zip(*((hit.doc_id, hit.score) for hit in result.hits), strict=True)
+        found = tuple(twins.judged.doc_ids[position] for position in answer.documents.positions)
+        assert found == ids
+        assert answer.documents.scores.clip(0.0, 1.0) == pytest.approx(scores, abs=1e-6)
 
 
 def read_within(spans: Spans, budget: int) -> list[tuple[int, int, int]]:
     """Return what fits a budget, with neighbours joined."""
-    rows = list(
-        zip(*(column.tolist() for column in (spans.document_S, spans.start_S, spans.end_S)), strict=True)
-    )
+    columns = (column.tolist() for column in (spans.document_S, spans.start_S, spans.end_S))
+    rows = list(zip(*columns, strict=True))
     totals = itertools.accumulate(end - start for _, start, end in rows)
+    fitting = (row for row, total in zip(rows, totals, strict=True) if total <= budget)
     joined: list[tuple[int, int, int]] = []
-    for document, start, end in sorted(
-        row for row, total in zip(rows, totals, strict=True) if total <= budget
-    ):
+    for document, start, end in sorted(fitting):
         if joined and joined[-1][0] == document and start - joined[-1][2] in (0, 1):
             joined[-1] = (document, joined[-1][1], end)
         else:
@@ -150,7 +136,7 @@ def test_ranking_does_not_depend_on_how_many_queries_are_ranked_at_once(twins, r
 def test_equal_scores_are_ranked_by_id(encoded):
     same = np.tile(np.eye(16, dtype=np.float32)[:1], (12, 1))  # products with it are exact
     ids = [f"doc{index:02d}" for index in range(12)][::-1]
-    judged = retrieval_set(ids, [""] * 12, ["..."] * 12, ["stone"] * 6)
+    judged = retrieval_set(ids, ["stone"] * 6, ["..."] * 12)
     system = System(name="x", encoding=Encoding(encoder=EncoderConfig()), ranking="document")
     answers = SearchedSet(judged, replace(encoded, document_vectors_NV=same)).rank(
         system, np.zeros(6, np.bool_)

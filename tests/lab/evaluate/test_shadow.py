@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,34 +43,31 @@ def root(tmp_path_factory, tiny_model_folder):
     return folder / "root"
 
 
-@pytest.fixture
-def asked(root):
-    return known_items(open_collection("old", root=root), 24, seed=0)
+@pytest.fixture(scope="module")
+def opened(root) -> dict[str, Collection]:
+    return {name: open_collection(name, root=root) for name in ("old", "new", "half")}
 
 
-def opened(root: Path, name: str) -> Collection:
-    return open_collection(name, root=root)
+@pytest.fixture(scope="module")
+def asked(opened):
+    return known_items(opened["old"], 24, seed=0)
 
 
-def test_collection_compared_with_itself_moves_nothing(root, asked):
-    report = compare_collections(opened(root, "old"), opened(root, "old"), asked, top_k=5)
+def test_collection_compared_with_itself_moves_nothing(opened, asked):
+    report = compare_collections(opened["old"], opened["old"], asked, top_k=5)
 
     assert (report.overlap, report.same_first) == (1.0, 1.0)
     assert (report.quality_verdict, report.changed) == ("noise", ())
 
 
-def test_compare_finds_the_loss_of_half_of_the_documents(root, asked):
-    old, half = opened(root, "old"), opened(root, "half")
+def test_compare_finds_the_loss_of_half_of_the_documents(opened, asked):
+    old, half = opened["old"], opened["half"]
     report = compare_collections(old, half, asked, top_k=5)
-
-    expected = [
-        len(
-            {hit.doc_id for hit in old.search(query, top_k=5).hits}
-            & {hit.doc_id for hit in half.search(query, top_k=5).hits}
-        )
-        / 5
+    found = (
+        [{hit.doc_id for hit in side.search(query, top_k=5).hits} for side in (old, half)]
         for query in asked.queries
-    ]
+    )
+    expected = [len(before & after) / 5 for before, after in found]
     assert report.overlap == pytest.approx(np.mean(expected))
     assert report.overlap_low < report.overlap < report.overlap_high
     assert report.quality is not None

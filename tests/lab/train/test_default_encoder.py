@@ -20,31 +20,26 @@ from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
 CONFIG = Path(__file__).parents[3] / "jobs" / "configs" / "train_default.toml"
 WORDS = ("stone", "path", "mark", "way", "river", "mountain", "walk", "old", "cat", "mat", "sat")
-SMALL = {
-    "train-landmarks": {
-        "steps": 2,
-        "batch-windows": 4,
-        "window-tokens": 64,
-        "landmark-intervals": [8, 16],
-        "title-tokens": 8,
-        "heldout-windows": 4,
-    },
-    "train": {
-        "steps": 6,
-        "batch-pairs": 16,
-        "sequence-documents": 4,
-        "max-document-tokens": 48,
-        "landmark-intervals": [8, 16],
-        "title-tokens": 8,
-        "context-documents": 20,
-        "max-context-tokens": 16,
-        "matryoshka-dims": [8, 16, 32],
-        "heldout-pairs": 6,
-        "evaluate-every": 3,
-        "checkpoint-every": 3,
-        "micro-batch-tokens": 400,
-    },
-}
+SMALL = """
+train-landmarks.steps=2
+train-landmarks.batch-windows=4
+train-landmarks.window-tokens=64
+train-landmarks.landmark-intervals=[8, 16]
+train-landmarks.title-tokens=8
+train-landmarks.heldout-windows=4
+train.steps=6
+train.batch-pairs=16
+train.max-document-tokens=48
+train.landmark-intervals=[8, 16]
+train.title-tokens=8
+train.context-documents=20
+train.max-context-tokens=16
+train.matryoshka-dims=[8, 16, 32]
+train.heldout-pairs=6
+train.evaluate-every=3
+train.checkpoint-every=3
+train.micro-batch-tokens=400
+"""
 
 
 def pair(number: int) -> dict[str, str]:
@@ -118,12 +113,7 @@ def test_work_without_pairs_and_a_change_that_is_none_are_refused(tmp_path: Path
 def test_stages_stopped_and_resumed_are_delivered_ingested_and_searched(
     pairs: Path, judged: Path, tmp_path: Path, tiny_model_folder: Path, capsys: Any
 ):
-    changes = [
-        part
-        for stage, settings in SMALL.items()
-        for name, value in settings.items()
-        for part in ("--set", f"{stage}.{name}={value}")
-    ]
+    changes = [part for change in SMALL.split("\n")[1:-1] for part in ("--set", change)]
     arguments = ["--pairs", str(pairs), "--judged", str(judged), "--work", str(tmp_path / "work")]
     arguments += ["--deliver", str(tmp_path / "out"), "--base", str(tiny_model_folder), *changes]
     for step in (1, 1):  # each stage makes a step, however late it is

@@ -121,9 +121,7 @@ def test_teacher_of_another_width_is_followed_by_its_vectors(make_bert, model_si
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"pooling": "cls"}, {"pooling": "lmk"}, {"document_prefix": "river: "}],
-    ids=["cls", "landmark", "prefix"],
+    "settings", [{"pooling": "cls"}, {"pooling": "lmk"}, {"document_prefix": "river: "}], ids=str
 )
 def test_teacher_read_or_pooled_otherwise_is_followed_by_the_vectors_it_serves(
     tiny_model_folder, run, texts, tmp_path, settings
@@ -131,9 +129,9 @@ def test_teacher_read_or_pooled_otherwise_is_followed_by_the_vectors_it_serves(
     teacher = served_as(tiny_model_folder, tmp_path / "teacher", **settings)
     assert run(teacher).details["follows"] == "vectors"
     found = load_numpy(tmp_path / "run" / "teacher.safetensors")["vectors"]
-    served = DocumentEncoder(encoder_config({"model": teacher})).encode(read_texts([texts]).texts)
+    encoder = DocumentEncoder(encoder_config({"model": teacher}))
+    served_NV = encoder.encode(read_texts([texts]).texts).document_vectors_NV
     # A rotation into the student's space keeps what vectors say of one another.
-    served_NV = served.document_vectors_NV
     np.testing.assert_allclose(found @ found.T, served_NV @ served_NV.T, atol=1e-4)
 
 
@@ -186,30 +184,24 @@ def test_prefix_shared_with_the_teacher_is_read_and_kept(tiny_model_folder, stud
     assert report.first_loss != pytest.approx(run(name="plain").first_loss, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "sentence"),
-    [
-        ({"pooling": "lmk"}, ModelError, "must pool the mean of all tokens .* got pooling lmk"),
-        ({"document_prefix": "river " * 22}, ConfigError, "max_tokens must be at least 25 .* got 24"),
-    ],
-    ids=["landmark", "prefix"],
-)
-def test_student_that_is_served_otherwise_is_refused(student, run, tmp_path, settings, error, sentence):
-    with pytest.raises(error, match=sentence):
-        run(into=served_as(student, tmp_path / "student", **settings))
-
-
-def test_student_of_two_stages_long_texts_and_too_few_are_refused(make_cde, run, tmp_path):
-    with pytest.raises(ModelError, match="a student must be a transformer of one stage"):
-        run(into=make_cde(1))
-    with pytest.raises(ConfigError, match="max_tokens must be at most the models' 96 positions, got 500"):
-        run(max_tokens=500)
-    with pytest.raises(ConfigError, match=r"the teacher cannot be loaded: .*got 'org/none'"):
-        whole_text_encoder("org/none")
+def test_student_that_is_served_otherwise_long_texts_and_too_few_are_refused(
+    make_cde, student, run, tmp_path
+):
     few = tmp_path / "few.jsonl"
     few.write_text("".join(json.dumps({"text": f"cat {number}"}) + "\n" for number in range(9)))
-    with pytest.raises(SourceError, match="at least 10 different texts, got 9"):
-        run(sources=few)
+    landmark = served_as(student, tmp_path / "landmark", pooling="lmk")
+    prefixed = served_as(student, tmp_path / "prefixed", document_prefix="river " * 22)
+    for how, error, sentence in (
+        ({"into": landmark}, ModelError, "must pool the mean of all tokens .* got pooling lmk"),
+        ({"into": prefixed}, ConfigError, "max_tokens must be at least 25 .* got 24"),
+        ({"into": make_cde(1)}, ModelError, "a student must be a transformer of one stage"),
+        ({"max_tokens": 500}, ConfigError, "max_tokens must be at most the models' 96 positions, got 500"),
+        ({"sources": few}, SourceError, "at least 10 different texts, got 9"),
+    ):
+        with pytest.raises(error, match=sentence):
+            run(**how)
+    with pytest.raises(ConfigError, match=r"the teacher cannot be loaded: .*got 'org/none'"):
+        whole_text_encoder("org/none")
 
 
 def vectors_of(num_texts: int, width: int, rank: int, seed: int = 0) -> np.ndarray:

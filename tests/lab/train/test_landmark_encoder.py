@@ -172,9 +172,8 @@ def test_first_stage_starts_as_the_base_and_is_served_as_it_was_trained(
     base, shares_embeddings, request, tmp_path
 ):
     folder: Path = request.getfixturevalue(base)
-    model = LandmarkEncoder(
-        read_checkpoint(folder), first_stage_layers=2, shares_embeddings=shares_embeddings
-    ).requires_grad_(False)
+    how = {"first_stage_layers": 2, "shares_embeddings": shares_embeddings}
+    model = LandmarkEncoder(read_checkpoint(folder), **how).requires_grad_(False)
     rows = context_rows(folder)
     assert torch.equal(model.embed_documents(rows), model(alone(rows, has_cls=True)))
     moved(model, FIRST_STAGE)
@@ -185,14 +184,14 @@ def test_first_stage_starts_as_the_base_and_is_served_as_it_was_trained(
     assert any("word_embeddings" in name for name in names) != shares_embeddings
     np.testing.assert_allclose(embedded(served), own, atol=1e-4)
     np.testing.assert_allclose(embedded(folder), second, atol=1e-4)
-    again = LandmarkEncoder(read_checkpoint(served)).requires_grad_(False)
+    checkpoint = read_checkpoint(served)
+    again = LandmarkEncoder(checkpoint).requires_grad_(False)
     assert torch.equal(again.embed_documents(rows), model.embed_documents(rows))
     other = saved(moved(model, FIRST_STAGE), folder, tmp_path / "other")
+    loaded = [load_backbone(EncoderConfig(model=str(each))) for each in (served, other)]
     assert first_stage(served).fingerprint != first_stage(other).fingerprint
-    second = [load_backbone(EncoderConfig(model=str(each))).weights_fingerprint for each in (served, other)]
-    assert second[0] != second[1]
+    assert loaded[0].weights_fingerprint != loaded[1].weights_fingerprint
     kinds = ["full_attention", "sliding_attention"]
-    checkpoint = read_checkpoint(served)
     checkpoint = replace(checkpoint, config={**checkpoint.config, "layer_types": kinds})
     assert first_layers(checkpoint, 1).config["layer_types"] == kinds, "its first stage has both"
 

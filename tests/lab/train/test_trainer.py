@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cairn.pipeline import durable
@@ -30,6 +31,7 @@ from cairn.pipeline.lab.train.trainer import (
     claimed_folder,
     make_optimizer,
     newest_checkpoint,
+    places_of_step,
     read_log,
 )
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
@@ -306,6 +308,13 @@ def test_lr_factor_rises_to_one_and_falls_to_almost_nothing_as_the_schedule_says
         falling = left if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * (1 - left)))
         assert config.lr_factor(step) == pytest.approx((step + 1) / 10 if step < 10 else falling)
     assert TrainConfig(steps=1, warmup_share=0.0).lr_factor(0) == 1.0
+
+
+def test_places_of_steps_come_once_a_round_in_another_order_each():
+    places = np.concatenate([places_of_step(step, 4, 10, 7, 1) for step in range(5)])
+    first, second = np.split(places, 2)
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(10))
+    assert first.tolist() != second.tolist()
 
 
 def test_make_optimizer_lets_only_matrices_decay():
