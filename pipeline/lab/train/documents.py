@@ -85,7 +85,7 @@ def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> Trai
             f"documents must have at least one section of {MIN_SECTION_CHARACTERS} characters, got "
             f"{counted(skipped)}; name others"
         )
-    return TrainingPairs(rows=tuple(kept), skipped=skipped)
+    return TrainingPairs(rows=tuple(kept), skipped=dict(skipped))
 
 
 def split_sections(text: str, max_characters: int) -> list[Section]:

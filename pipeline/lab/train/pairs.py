@@ -147,13 +147,13 @@ class TrainingPairs:
         kept = tuple(row for row in self.rows if not is_left_out(row))
         num_left_out = len(self) - len(kept)
         found = Counter({reason: num_left_out} if num_left_out else {})
-        return TrainingPairs(rows=kept, skipped=Counter(self.skipped) + found)
+        return TrainingPairs(rows=kept, skipped=dict(Counter(self.skipped) + found))
 
 
 def join_pairs(parts: Sequence[TrainingPairs]) -> TrainingPairs:
     """Return all pairs in one, in order."""
     skipped = sum((Counter(part.skipped) for part in parts), Counter[str]())
-    return TrainingPairs(rows=tuple(row for part in parts for row in part.rows), skipped=skipped)
+    return TrainingPairs(rows=tuple(row for part in parts for row in part.rows), skipped=dict(skipped))
 
 
 def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
@@ -183,7 +183,7 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
             "training files must hold at least one pair with a query and a document, got "
             f"{counted(skipped)}; name others"
         )
-    return TrainingPairs(rows=tuple(kept), skipped=skipped)
+    return TrainingPairs(rows=tuple(kept), skipped=dict(skipped))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -184,14 +184,14 @@ def test_layer_that_moves_embeddings_least_goes_first(engine):
     assert most_important_layers(engine, ROWS, 1, keeps_first=True, progress=silent_progress) == (0,)
 
 
-ROWS, WIDTH, GROUP = 6, 16, 8
+HEIGHT, WIDTH, GROUP = 6, 16, 8
 
 
 def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     mixing = torch.randn(WIDTH, WIDTH, generator=generator)
     x = torch.randn(200, WIDTH, generator=generator) @ mixing
-    return torch.randn(ROWS, WIDTH, generator=generator), x
+    return torch.randn(HEIGHT, WIDTH, generator=generator), x
 
 
 def naive(weight: np.ndarray, moment: np.ndarray, kind: str) -> np.ndarray:

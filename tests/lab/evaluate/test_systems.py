@@ -153,19 +153,30 @@ def test_fused_rows_answer_as_a_search_with_vectors_and_texts(folder: Path, tmp_
         assert [judged.doc_ids[place] for place in ranked.positions] == [hit.doc_id for hit in answer.hits]
 
 
-def test_rows_of_given_vectors_are_judged_by_tokens_that_are_read_here(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
+@pytest.mark.parametrize("of_endpoint", [False, True], ids=["given", "endpoint"])
+def test_rows_are_judged_by_tokens_that_are_read_here(
+    folder: Path,
+    embedding_server: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model_folder: Path,
+    of_endpoint: bool,
 ) -> None:
     monkeypatch.setattr(documents, "TOKEN_READER", str(tiny_model_folder))
-    judged = read_retrieval_set(folder, "embedding")
-    systems = given_systems({"token_bytes": 8}, "embedding", 6)
-    assert [system.name for system in systems] == [*NAMES, "cairn/late", "cairn/late+bm25"]
-    results = {result.system.name: result for result in run_bench(judged, systems)}
+    chosen: dict[str, Any] = {"token_bytes": 8}
+    judged = read_retrieval_set(folder, None if of_endpoint else "embedding")
+    if of_endpoint:
+        chosen["model"] = embedding_server.model
+        base, baseline = encoder_config(chosen), baseline_config(chosen, None)
+        rows, _ = choose_systems(base, baseline, ContextConfig(), ["cairn/*"], is_whole_table=False)
+    else:
+        rows = given_systems(chosen, "embedding", 6)
+        assert [system.name for system in rows] == [*NAMES, "cairn/late", "cairn/late+bm25"]
+        assert "--vector-column embedding --model MODEL_OF_THE_VECTORS" in ingest_flags(rows[-1])
+    results = {result.system.name: result for result in run_bench(judged, rows)}
     fused, late = results["cairn/fused"], results["cairn/late"]
-    assert any(
-        not np.array_equal(one.scores, other.scores) for one, other in zip(fused.run, late.run, strict=True)
-    )
-    assert "--vector-column embedding --model MODEL_OF_THE_VECTORS" in ingest_flags(systems[-1])
+    pairs = zip(fused.run, late.run, strict=True)
+    assert any(not np.array_equal(one.scores, other.scores) for one, other in pairs)
+    assert late.cost.index_bytes > fused.cost.index_bytes
 
 
 def test_vectors_of_chunks_stand_for_their_spans(tmp_path: Path) -> None:
@@ -259,21 +270,6 @@ def test_rows_of_an_endpoint_are_ranked_by_its_vectors(embedding_server, judged)
     assert all(embedding_server.embedded[query] for query in judged.queries)
     for text in judged.texts:  # short texts are one chunk, which the baseline sends as it is
         assert embedding_server.embedded[text.strip()]
-
-
-def test_rows_of_tokens_that_are_read_here_stand_beside_the_others(
-    embedding_server, judged, monkeypatch, tiny_model_folder
-):
-    monkeypatch.setattr(documents, "TOKEN_READER", str(tiny_model_folder))
-    chosen = {"model": embedding_server.model, "token_bytes": 8}
-    base, baseline = encoder_config(chosen), baseline_config(chosen, None)
-    systems, _ = choose_systems(base, baseline, ContextConfig(), ["cairn/*+bm25"], is_whole_table=False)
-    fused, late = run_bench(judged, systems)
-    assert (fused.system.name, late.system.name) == ("cairn/fused+bm25", "cairn/late+bm25")
-    assert late.cost.index_bytes > fused.cost.index_bytes
-    assert any(
-        not np.array_equal(one.scores, other.scores) for one, other in zip(fused.run, late.run, strict=True)
-    )
 
 
 def test_endpoint_is_refused_where_a_backbone_is_needed(embedding_server):

@@ -18,6 +18,7 @@ from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs, read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker, in_order_of_content, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.landmarks import Rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,13 +50,11 @@ def maker(
     return SequenceMaker(read_checkpoint(folder), pairs, config, **most)
 
 
-def words_of(folder: Path, ids: np.ndarray) -> str:
-    return read_checkpoint(folder).tokenizer.decode(ids.tolist(), skip_special_tokens=False)
-
-
-def rows_as_text(folder: Path, batch_rows: object) -> list[str]:
-    ends = np.cumsum(batch_rows.lengths)
-    return [words_of(folder, part) for part in np.split(batch_rows.ids, ends[:-1])]
+def rows_as_text(folder: Path, rows: Rows) -> list[str]:
+    tokenizer, ends = read_checkpoint(folder).tokenizer, np.cumsum(rows.lengths)
+    return [
+        tokenizer.decode(part.tolist(), skip_special_tokens=False) for part in np.split(rows.ids, ends[:-1])
+    ]
 
 
 def test_make_units_are_neighbours_of_one_source():
@@ -124,25 +123,12 @@ def test_make_cuts_texts_at_their_limits_and_lays_hard_negatives_and_a_context_o
     assert rows_as_text(tiny_model_folder, rows) == ["[CLS] cat sat on [SEP]", "[CLS] a river [SEP]"]
 
 
-def test_make_landmark_pooling_takes_the_landmark_and_mean_pooling_the_row(tiny_model_folder):
-    units, intervals, titles = [(0, 2)], np.array([64]), np.array([False])
-    marks = maker(tiny_model_folder, attention="chunk").make(units, intervals, titles).rows
-    assert (marks.pooled_start == marks.lengths - 1).all()
-    assert (marks.pooled_end == marks.lengths).all()
-    means = maker(tiny_model_folder, pooling="mean", attention="chunk").make(units, intervals, titles).rows
-    assert (means.pooled_start == 0).all()
-    assert (means.pooled_end == means.lengths).all()
-
-
 @pytest.mark.parametrize("max_tokens", [1, 20, 60, 10_000])
 def test_split_rows_parts_are_whole_rows_within_the_budget(tiny_model_folder, make_pairs, max_tokens):
     pairs = make_pairs(24)
     units = make_units(pairs, range(len(pairs)), 3)
-    rows = (
-        maker(tiny_model_folder, pairs)
-        .make(units, np.full(len(units), 8), np.ones(len(units), np.bool_))
-        .rows
-    )
+    drawn = np.full(len(units), 8), np.ones(len(units), np.bool_)
+    rows = maker(tiny_model_folder, pairs).make(units, *drawn).rows
     parts = split(rows, max_tokens)
     for name in ("ids", "lengths", "pooled_start", "pooled_end"):
         assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(rows, name))
