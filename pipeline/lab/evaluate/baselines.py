@@ -264,12 +264,8 @@ def score_pieces(
             places = np.flatnonzero(np.isin(asked_K, block))
             # Only the tokens of the pieces asked for: they are a small part of a block.
             lengths = lengths_M[asked_K[places]]
-            ends = np.cumsum(lengths)
             judged_TD = states_TD[ranges(first_B[np.searchsorted(block, asked_K[places])], lengths)]
-            if len(places):
-                scores_QK[number, places] = max_sim(
-                    query_TD[own], weights_T[own], judged_TD, ends - lengths, ends
-                )
+            scores_QK[number, places] = max_sim(query_TD[own], weights_T[own], judged_TD, lengths)
         progress("maxsim", start + len(block), len(wanted), "pieces")
     return scores_QK
 
@@ -278,21 +274,17 @@ def max_sim(
     query_qV: Float[np.ndarray, "q V"],
     weight_q: Float[np.ndarray, " q"],
     token_TV: Float[np.ndarray, "T V"],
-    first_W: Int64[np.ndarray, " W"],
-    end_W: Int64[np.ndarray, " W"],
+    lengths_W: Int64[np.ndarray, " W"],
 ) -> Float32[np.ndarray, " W"]:
-    """Return Σ over query tokens of w · max over the tokens ``first:end`` of ⟨q, d⟩, over Σ w, by window.
+    """Return Σ over query tokens of w · max over a piece's tokens of ⟨q, d⟩, over Σ w, for pieces end to end.
 
-    0 for an empty window and a query without weight. Source: Khattab & Zaharia 2020 (ColBERT), eq. 3;
+    0 for an empty piece and a query without weight. Source: Khattab & Zaharia 2020 (ColBERT), eq. 3;
     differs: weights.
     """
-    best_Wq = np.zeros((len(first_W), len(query_qV)), np.float32)
-    is_filled_W = end_W > first_W
-    if not is_filled_W.any():
-        return best_Wq.sum(axis=1)
-    score_Tq = token_TV.astype(np.float32, copy=False) @ query_qV.astype(np.float32, copy=False).T
-    # Every second stretch of reduceat lies between windows; a last row lets a window end with the tokens.
-    padded = np.concatenate([score_Tq, score_Tq[-1:]])
-    bounds = np.stack([first_W[is_filled_W], end_W[is_filled_W]], axis=1).ravel()
-    best_Wq[is_filled_W] = np.maximum.reduceat(padded, bounds, axis=0)[::2]
+    best_Wq = np.zeros((len(lengths_W), len(query_qV)), np.float32)
+    is_filled_W = lengths_W > 0
+    if is_filled_W.any():
+        score_Tq = token_TV.astype(np.float32, copy=False) @ query_qV.astype(np.float32, copy=False).T
+        first_W = np.cumsum(lengths_W) - lengths_W
+        best_Wq[is_filled_W] = np.maximum.reduceat(score_Tq, first_W[is_filled_W], axis=0)
     return best_Wq @ normalised_weights(weight_q)

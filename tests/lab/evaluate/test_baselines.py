@@ -155,25 +155,17 @@ def test_bm25_equals_the_formula_best_first_within_a_limit():
     assert ties.positions[0].tolist() == [0, 2, 3]
 
 
-def naive(query: np.ndarray, weights: np.ndarray, token: np.ndarray, first: int, end: int) -> float:
-    if first == end or not weights.sum():
-        return 0.0
-    best = [max(float(q @ d) for d in token[first:end]) for q in query]
-    return sum(w * b for w, b in zip(weights, best, strict=True)) / weights.sum()
-
-
-def test_max_sim_of_overlapping_and_empty_windows_equals_the_sum_written_out():
+def test_max_sim_of_pieces_some_of_them_empty_equals_the_sum_written_out():
     rng = np.random.default_rng(0)
-    query, token, weights = (
-        rng.standard_normal((5, 8)),
-        rng.standard_normal((30, 8)),
-        np.array([0.5, 0.0, 2.0, 1.0, 3.0]),
-    )
-    first, end = np.array([0, 3, 3, 29, 10, 30]), np.array([4, 9, 3, 30, 30, 30])
+    query, token = rng.standard_normal((5, 8)), rng.standard_normal((30, 8))
+    weights, lengths = np.array([0.5, 0.0, 2.0, 1.0, 3.0]), np.array([0, 4, 9, 0, 1, 16, 0])
+    expected: list[float] = []
+    for piece in np.split(token, np.cumsum(lengths)[:-1]):
+        best = [max((float(q @ d) for d in piece), default=0.0) for q in query]
+        expected.append(sum(w * b for w, b in zip(weights, best, strict=True)) / weights.sum())
 
-    assert max_sim(query, weights, token, first, end) == pytest.approx(
-        [naive(query, weights, token, f, e) for f, e in zip(first, end, strict=True)], abs=1e-5
-    )
+    assert max_sim(query, weights, token, lengths) == pytest.approx(expected, abs=1e-5)
+    assert not max_sim(query, 0 * weights, token, lengths).any()
 
 
 def test_max_sim_of_any_block_size_is_that_of_token_states_with_idf(judged, tiny_config, monkeypatch):

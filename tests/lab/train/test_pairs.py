@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,9 @@ def test_read_pairs_columns_of_the_wrong_kind_are_named(tmp_path, change, senten
 def test_files_that_give_nothing_to_train_on_are_refused(tmp_path):
     questions = write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])
     blank = write_parquet(tmp_path / "blank.parquet", query=[""], document=["x"], text=[" "])
+    short = write_parquet(tmp_path / "m.parquet", text=["x"])
     (tmp_path / "notes.md").write_text("no pairs")
+    sections = partial(read_document_pairs, max_document_tokens=256)
     for read, path, error, sentence in (
         (read_pairs, questions, SchemaError, r"p\.parquet must have the columns query, .* missing: query"),
         (read_pairs, blank, SourceError, "1 with empty query"),
@@ -118,16 +121,11 @@ def test_files_that_give_nothing_to_train_on_are_refused(tmp_path):
         (read_texts, questions, SchemaError, "must have the columns text, missing: text; it has question"),
         (read_texts, tmp_path / "none.jsonl", SourceError, r"none\.jsonl"),
         (read_texts, blank, SourceError, "must hold at least one, got 1 with empty text; name others"),
+        (sections, short, SourceError, "at least one section of 200 characters, got 1 with short section"),
+        (read_judged_texts, tmp_path, SourceError, r"must hold queries\.parquet, \.arrow"),
     ):
         with pytest.raises(error, match=sentence):
             read([path])
-    short = write_parquet(tmp_path / "m.parquet", text=["x"])
-    with pytest.raises(
-        SourceError, match=r"at least one section of 200 characters, got 1 with short section"
-    ):
-        read_document_pairs([short], 256)
-    with pytest.raises(SourceError, match=r"must hold queries\.parquet, \.arrow"):
-        read_judged_texts([tmp_path])
 
 
 def test_folders_are_read_in_the_order_of_names(tmp_path):
