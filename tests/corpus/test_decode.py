@@ -132,29 +132,26 @@ def test_bomb_is_read_within_the_memory_budget(
     assert result["grown_bytes"] < BUDGET_BYTES
 
 
-def plan(path: Path, **columns: Any) -> tuple[int, Sequence[str]]:
-    pq.write_table(pa.table(columns), path)
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([f"{i:07d}" * 50_000 for i in range(100)], (48, [])),  # 16 MiB of 350,000 bytes each
+        ([LONG] * 100, (1_024, ["text"])),
+        ([None] * 200 + [LONG] * 100, (1_024, ["text"])),
+    ],
+    ids=["long rows", "long entries", "long entries behind nulls"],
+)
+def test_plan_takes_few_long_rows_at_a_time_and_keeps_dictionaries_of_long_entries(
+    tmp_path: Path, texts: list[str | None], expected: tuple[int, Sequence[str]]
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), path)
     with path.open("rb") as file, pa.PythonFile(file) as stream:
         metadata = pq.read_metadata(path)
-        return plan_reads(stream, metadata, 0, leaves_of(metadata, list(columns)), CorpusConfig())
-
-
-def test_plan_of_long_rows_takes_few_at_a_time(tmp_path: Path) -> None:
-    texts = [f"{i:07d}" * 50_000 for i in range(100)]
-    rows, as_dictionary = plan(tmp_path / "a.parquet", id=[*range(100)], text=texts)
-    assert rows == pytest.approx(16 * 2**20 / 350_000, abs=1)
-    assert as_dictionary == []
-
-
-def test_plan_of_long_dictionary_entries_keeps_the_dictionary(tmp_path: Path) -> None:
-    assert plan(tmp_path / "a.parquet", id=[*range(100)], text=[LONG] * 100) == (1_024, ["text"])
-
-
-def test_plan_finds_a_dictionary_behind_leading_nulls(tmp_path: Path) -> None:
-    assert plan(tmp_path / "a.parquet", id=[*range(300)], text=[None] * 200 + [LONG] * 100) == (
-        1_024,
-        ["text"],
-    )
+        rows, as_dictionary = plan_reads(
+            stream, metadata, 0, leaves_of(metadata, ["id", "text"]), CorpusConfig()
+        )
+    assert (rows, as_dictionary) == (pytest.approx(expected[0], abs=1), expected[1])
 
 
 def test_damaged_column_metadata_raises_before_arrow_ends_the_process(tmp_path: Path) -> None:

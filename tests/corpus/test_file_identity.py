@@ -34,14 +34,20 @@ def identity(**told: Any) -> str | None:
     return file_identities([file])[0]
 
 
-def test_file_with_a_tag_is_told_by_it() -> None:
-    assert identity(ETag="one", mtime=1.0) == identity(etag="one", mtime=2.0)
-    assert identity(ETag="one") != identity(ETag="two")
-
-
-@pytest.mark.parametrize("written", [1.0, datetime(2020, 1, 1, tzinfo=UTC)], ids=["seconds", "datetime"])
-def test_file_without_a_tag_is_told_by_its_time(written: Any) -> None:
-    assert identity(mtime=written) not in (None, identity(mtime=2.0))
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ({"ETag": "one", "mtime": 1.0}, {"etag": "one", "mtime": 2.0}, True),
+        ({"ETag": "one"}, {"ETag": "two"}, False),
+        ({"mtime": 1.0}, {"mtime": 2.0}, False),
+        ({"mtime": datetime(2020, 1, 1, tzinfo=UTC)}, {"mtime": 2.0}, False),
+    ],
+)
+def test_file_is_told_by_its_tag_or_else_by_its_time(
+    first: dict[str, Any], second: dict[str, Any], is_same: bool
+) -> None:
+    assert None not in (identity(**first), identity(**second))
+    assert (identity(**first) == identity(**second)) == is_same
 
 
 def test_file_written_a_moment_ago_without_a_tag_has_no_identity() -> None:

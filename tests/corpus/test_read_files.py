@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus import file_identity, ledger
-from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.ledger import Ledger, record_run
 from cairn.pipeline.corpus.quarantine import RowWriter
 from cairn.pipeline.corpus.scan import scan_sources
@@ -130,20 +129,6 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus"
 
 
-def test_unchanged_files_are_not_opened_again(
-    published: Published, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    published.ingest(corpus)
-    write(corpus / "b.parquet", [("b1", "text"), ("b2", "new text")])
-    opened = list[str]()
-    whole = SourceFile.open
-    monkeypatch.setattr(SourceFile, "open", lambda file: opened.append(file.name[-9:]) or whole(file))
-    done = published.ingest(corpus)
-    assert {*opened} == {"b.parquet"}
-    assert published.passed_over == ["a.parquet", "c.parquet"]
-    assert (done["rows"], done["unchanged"], done["changed"]) == (6, 5, 1)
-
-
 def test_documents_take_their_ids_from_how_the_source_is_named(published: Published, tmp_path: Path) -> None:
     (sub := tmp_path / "m" / "sub").mkdir(parents=True)
     (sub / "a.md").write_text("text")
@@ -186,39 +171,6 @@ def test_other_settings_read_every_file(published: Published, corpus: Path, chan
     published.ingest(corpus)
     published.ingest(corpus, **change)
     assert published.passed_over == []
-
-
-def test_sync_keeps_documents_of_files_that_are_not_read(published: Published, corpus: Path) -> None:
-    published.ingest(corpus)
-    write(corpus / "b.parquet", [("b1", "text")])
-    (corpus / "c.parquet").unlink()
-    done = published.ingest(corpus, sync=True)
-    assert published.passed_over == ["a.parquet"]
-    assert done["vanished"] == ["b2", "c1", "c2"]
-    assert sorted(done["documents"]) == ["a1", "a2", "b1"]
-
-
-def test_document_that_stands_in_a_later_file_is_taken_from_the_first_that_has_it(
-    published: Published, corpus: Path
-) -> None:
-    published.ingest(corpus)
-    write(corpus / "b.parquet", [("b1", "text"), ("c1", "of b")])
-    done = published.ingest(corpus)
-    assert published.passed_over == ["a.parquet"]
-    assert (done["changed"], done["quarantine_reasons"]) == (1, {"duplicate_id": 1})
-    write(corpus / "b.parquet", [("b1", "text")])
-    assert published.ingest(corpus)["changed"] == 1
-
-
-def test_quarantined_rows_of_files_that_are_not_read_are_reported_again(
-    published: Published, corpus: Path
-) -> None:
-    write(corpus / "a.parquet", [("a1", "text"), ("a1", "twice"), ("a3", ""), (None, "text")])
-    first = published.ingest(corpus)
-    second = published.ingest(corpus)
-    assert published.passed_over == ["a.parquet", "b.parquet", "c.parquet"]
-    assert second["quarantine_reasons"] == {"duplicate_id": 1, "empty_text": 1, "null_id": 1}
-    assert second["refused"] == first["refused"]
 
 
 def test_file_with_too_many_quarantined_rows_is_read_each_time(

@@ -86,7 +86,8 @@ def small(small_library: Path, tmp_path: Path) -> SampleReport:
 
 def test_library_is_split_into_pages_and_public_definitions(small: SampleReport):
     assert [Path(name).name for name in small.unparsable_files] == ["gamma.py"]
-    assert [row["id"] for row in rows_of(small.files) if row["kind"] != "topic"] == [
+    rows = {row["id"]: row for row in rows_of(small.files) if row["kind"] != "topic"}
+    assert [*rows] == [
         "stdlib/alpha",
         "stdlib/alpha.greet",
         "stdlib/alpha.Bell",
@@ -96,12 +97,7 @@ def test_library_is_split_into_pages_and_public_definitions(small: SampleReport)
         "stdlib/delta",
         "stdlib/solo.alone",
     ]
-
-
-def test_definition_row_carries_signature_and_place(small: SampleReport):
-    (row,) = [row for row in rows_of(small.files) if row["id"] == "stdlib/alpha.greet"]
-
-    assert row == {
+    assert rows["stdlib/alpha.greet"] == {
         "id": "stdlib/alpha.greet",
         "title": "alpha.greet",
         "text": "greet(name: str, *, loud=False) -> str\n\nGreet somebody by name, loudly when asked to "
@@ -111,41 +107,28 @@ def test_definition_row_carries_signature_and_place(small: SampleReport):
         "package": "alpha",
         "lineno": 3,
     }
-
-
-def test_module_page_holds_the_documentation_of_everything_public(small: SampleReport):
-    (page,) = [row["text"] for row in rows_of(small.files) if row["id"] == "stdlib/alpha"]
-
-    parts = [
-        "Alpha is",
-        "greet(name",
-        "Greet some",
-        "short()",
-        "class Bell(Base)",
-        "Bell.ring(self)",
-        "Bell.echo(self)",
-        "async fast(x)",
-    ]
-    assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
+    page, ring = (rows[f"stdlib/alpha{name}"]["text"] for name in ("", ".Bell.ring"))
+    parts = (
+        "Alpha is|greet(name|Greet some|short()|class Bell(Base)|Bell.ring(self)|Bell.echo(self)|async fast"
+    )
+    places = [page.index(part) for part in parts.split("|")]
+    assert places == sorted(places), "a page holds the documentation of everything public"
     assert "hidden" not in page
+    assert ring in page
 
 
-def test_max_documents_keeps_that_many_in_their_usual_order(small: SampleReport, tmp_path: Path):
-    everything = [row["id"] for row in rows_of(small.files)]
+def test_kinds_and_numbers_of_documents_are_as_asked_in_their_usual_order(
+    small: SampleReport, tmp_path: Path
+):
+    everything = rows_of(small.files)
 
     drawn = [row["id"] for row in rows_of(write_sample(tmp_path / "drawn", max_documents=9).files)]
+    of_kinds = write_sample(tmp_path / "kinds", kinds=("class", "function"))
 
     assert len(drawn) == 9
-    assert drawn == [name for name in everything if name in set(drawn)]
-
-
-def test_kinds_keep_their_documents_alone(small: SampleReport, tmp_path: Path):
-    expected = [row["id"] for row in rows_of(small.files) if row["kind"] in ("class", "function")]
-
-    report = write_sample(tmp_path / "kinds", kinds=("class", "function"))
-
-    assert [row["id"] for row in rows_of(report.files)] == expected
-    assert report.kinds == {"class": 1, "function": 3}
+    assert drawn == [row["id"] for row in everything if row["id"] in set(drawn)]
+    assert rows_of(of_kinds.files) == [row for row in everything if row["kind"] in ("class", "function")]
+    assert of_kinds.kinds == {"class": 1, "function": 3}
 
 
 def test_foreign_file_in_the_folder_is_refused_and_kept(tmp_path: Path):

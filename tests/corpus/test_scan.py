@@ -7,33 +7,19 @@ from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SchemaError, SourceError
 
-from tests.corpus.checked_rows import CONFIG, raw_strings, read, reasons
+from tests.corpus.checked_rows import CONFIG, checked, raw_strings, read, reasons
 
 WriteCorpus = Callable[..., Path]
 
 
 def test_rows_carry_every_stored_column(write_corpus: WriteCorpus) -> None:
-    path = write_corpus(
-        id=[1, 2],
-        text=["one", "two"],
-        title=["t", None],
-        query=["q", None],
-        year=[2024, None],
-        tags=[["a", "b"], None],
-    )
+    columns = {"text": ["one", "two"], "title": ["t", None], "query": ["q", None], "year": [2024, None]}
+    path = write_corpus(id=[1, 2], **columns, tags=[["a", "b"], None])
     rows, rejected = read(path)
     assert rejected == []
-    expected = {
-        "doc_id": ["1", "2"],
-        "title": ["t", None],
-        "text": ["one", "two"],
-        "query": ["q", None],
-        "source_file": [str(path)] * 2,
-        "given_vectors": [None, None],
-        "year": [2024, None],
-        "tags": [["a", "b"], None],
-    }
+    columns |= {"doc_id": ["1", "2"], "source_file": [str(path)] * 2, "given_vectors": [None, None]}
     del rows[0]["content_sha256"], rows[1]["content_sha256"]
+    expected = columns | {"tags": [["a", "b"], None]}
     assert {name: [row[name] for row in rows] for name in rows[0]} == expected
 
 
@@ -164,10 +150,9 @@ def test_a_value_that_does_not_fit_its_column_costs_its_row_alone(
     tmp_path: Path, value: str, kind: str
 ) -> None:
     (tmp_path / "a.csv").write_text(f"id,text,year\na,x,7\nb,x,{value}\nc,x,\n")
-    scan = scan_sources([str(tmp_path)], CONFIG, stored=[pa.field("year", pa.int64())])
-    (batch,) = read_checked(scan, CONFIG)
-    assert batch.rows.column("year").to_pylist() == [7, None]
-    (rejected,) = batch.rejected.to_pylist()
+    found = checked(tmp_path, stored=[pa.field("year", pa.int64())])
+    assert [row["year"] for row in found.rows] == [7, None]
+    (rejected,) = found.rejected
     assert (rejected["doc_id"], rejected["reason"]) == ("b", "unfit_value")
     assert rejected["detail"] == (
         f"column 'year' must hold int64, got {kind} that does not fit; `cairn retype` to {kind} makes it fit"
@@ -241,11 +226,10 @@ def test_an_increment_without_rows_is_none_and_a_first_one_is_refused(tmp_path: 
 
 
 def test_schema_fingerprint_follows_the_stored_columns_only(write_corpus: WriteCorpus) -> None:
-    first = scan_sources([str(write_corpus("a.parquet", id=["a"], text=["x"], year=[1]))], CONFIG)
-    second = scan_sources([str(write_corpus("b.parquet", id=[1], text=["x"], year=[1], title=["t"]))], CONFIG)
-    third = scan_sources([str(write_corpus("c.parquet", id=["a"], text=["x"], year=["1"]))], CONFIG)
-    assert first.schema_fingerprint == second.schema_fingerprint
-    assert first.schema_fingerprint != third.schema_fingerprint
+    own = ({"year": [1]}, {"year": [1], "title": ["t"]}, {"year": ["1"]})
+    paths = [write_corpus(f"{place}.parquet", id=["a"], text=["x"], **each) for place, each in enumerate(own)]
+    first, second, third = (scan_sources([str(path)], CONFIG).schema_fingerprint for path in paths)
+    assert first == second != third
 
 
 def test_file_that_vanishes_after_the_scan_is_counted_row_by_row(write_corpus: WriteCorpus) -> None:

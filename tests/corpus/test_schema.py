@@ -63,36 +63,70 @@ def test_a_file_of_which_the_id_cannot_be_one_is_quarantined_and_the_others_read
         read(tmp_path / "b.parquet", tmp_path / "c.parquet")
 
 
-def test_columns_of_large_strings_are_texts_and_no_numbers() -> None:
-    schema = agree({**BASE, "tag": pa.large_string()}, {**BASE, "tag": pa.string()})
-    assert (fields(schema), schema.warnings) == ({"tag": pa.string()}, ())
-
-
-def test_missing_column_error_lists_columns_and_suggests_the_closest() -> None:
-    with pytest.raises(
-        SchemaError, match=r"which has: Texts, body, id; did you mean 'Texts'\? .*--text-column"
-    ):
-        agree({"id": pa.string(), "Texts": pa.string(), "body": pa.string()})
+DECIMAL = pa.decimal128(5, 2)
 
 
 @pytest.mark.parametrize(
-    "left_out",
+    ("schemas", "kept", "told"),
     [
-        {"nested": pa.struct([("a", pa.int8())])},
-        {"void": pa.null()},
-        {"void": pa.list_(pa.null())},
-        {"a.b": pa.int8()},
-        {"a`b": pa.int8()},
-        {"a\0": pa.int8()},
-        {"*": pa.int8()},
-        {"zoned": pa.timestamp("s", "Nowhere/City")},
+        ([{"tag": pa.large_string()}, {"tag": pa.string()}], {"tag": pa.string()}, []),
+        ([{"nested": pa.struct([("a", pa.int8())])}], {}, ["column 'nested' of 0.parquet cannot be stored"]),
+        ([{"void": pa.null()}], {}, ["column 'void' of 0.parquet cannot be stored: it is null throughout"]),
+        (
+            [{"void": pa.list_(pa.null())}],
+            {},
+            ["column 'void' of 0.parquet cannot be stored: all of its lists"],
+        ),
+        ([{"a.b": pa.int8()}], {}, ["column 'a.b' of 0.parquet cannot be stored: a name must not be"]),
+        ([{"a`b": pa.int8()}], {}, ["column 'a`b' of 0.parquet cannot be stored: a name must not be"]),
+        ([{"a\0": pa.int8()}], {}, ["column 'a\\x00' of 0.parquet cannot be stored: a name must not be"]),
+        ([{"*": pa.int8()}], {}, ["column '*' of 0.parquet cannot be stored: a name must not be"]),
+        (
+            [{"at": pa.timestamp("s", "Nowhere/City")}],
+            {},
+            ["column 'at' of 0.parquet cannot be stored: its type"],
+        ),
+        ([{"title": pa.null()}], {}, []),
+        ([{"title": pa.int64()}], {}, []),
+        ([{"title": pa.float64()}], {}, []),
+        ([{"title": pa.bool_()}], {}, []),
+        (
+            [{"price": DECIMAL, "cost": DECIMAL, "tags": pa.list_(pa.string())}],
+            {"price": DECIMAL, "cost": DECIMAL, "tags": pa.list_(pa.string())},
+            ["filters cannot name 'price' (decimal128(5, 2)), 'cost' (decimal128(5, 2)); the values"],
+        ),
     ],
 )
-def test_column_that_cannot_be_stored_is_left_out_with_a_warning(left_out: dict[str, pa.DataType]) -> None:
-    schema = agree({**BASE, **left_out})
-    assert fields(schema) == {}
-    assert len(schema.warnings) == 1
-    assert repr(next(iter(left_out))) in schema.warnings[0]
+def test_columns_are_kept_as_a_plain_type_or_left_out_with_a_warning(
+    schemas: list[dict[str, pa.DataType]], kept: dict[str, pa.DataType], told: list[str]
+) -> None:
+    schema = agree(*({**BASE, **each} for each in schemas))
+    assert fields(schema) == kept
+    assert [warning[: len(start)] for warning, start in zip(schema.warnings, told, strict=True)] == told
+    title = {"title": "title"} if "title" in schemas[0] else {}
+    assert schema.columns[0] == {"doc_id": "id", "text": "text", **title, **{name: name for name in kept}}
+
+
+@pytest.mark.parametrize(
+    ("own", "config", "sentence"),
+    [
+        (
+            {"Texts": pa.string(), "body": pa.string()},
+            {},
+            r"which has: Texts, body, id; did you mean 'Texts'\? .*--text-column",
+        ),
+        (
+            {**BASE, "blob": pa.binary()},
+            {"metadata_columns": ("blob",)},
+            r"'blob' of 0\.parquet cannot be stored: its type is binary",
+        ),
+    ],
+)
+def test_a_column_that_is_asked_for_and_missing_or_of_no_use_is_refused(
+    own: dict[str, pa.DataType], config: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(SchemaError, match=sentence):
+        agree({"id": pa.string(), **own}, **config)
 
 
 def test_a_column_has_the_type_that_holds_the_values_of_all_files_and_may_be_missing() -> None:
@@ -166,11 +200,6 @@ def test_stored_columns_keep_their_place_and_type_and_further_ones_follow() -> N
     }
 
 
-def test_column_that_cannot_be_stored_but_is_named_is_refused() -> None:
-    with pytest.raises(SchemaError, match=r"'blob' of 0\.parquet cannot be stored: its type is binary"):
-        agree({**BASE, "blob": pa.binary()}, metadata_columns=("blob",))
-
-
 @pytest.mark.parametrize(
     ("own", "config", "kept"),
     [
@@ -193,26 +222,10 @@ def test_a_name_of_cairns_own_refuses_no_corpus(
     assert len(schema.warnings) == len(kept - {"year"}) + (own.keys() == {"vector"})
 
 
-@pytest.mark.parametrize("arrow_type", [pa.null(), pa.int64(), pa.float64(), pa.bool_()])
-def test_a_title_may_be_null_or_a_number(arrow_type: pa.DataType) -> None:
-    schema = agree({**BASE, "title": arrow_type})
-    assert schema.columns[0] == {"doc_id": "id", "text": "text", "title": "title"}
-    assert fields(schema) == {}
-
-
 def test_metadata_column_that_has_a_role_is_not_stored_twice() -> None:
     schema = agree(BASE, metadata_columns=("id",))
     assert fields(schema) == {}
     assert "not stored twice" in schema.warnings[0]
-
-
-def test_columns_that_filters_cannot_name_are_kept_and_named_in_one_warning() -> None:
-    others = {"price": pa.decimal128(5, 2), "cost": pa.decimal128(9, 2)}
-    schema = agree({**BASE, **others, "tags": pa.list_(pa.string())})
-    assert fields(schema) == {**others, "tags": pa.list_(pa.string())}
-    assert [warning.partition(";")[0] for warning in schema.warnings] == [
-        "filters cannot name 'price' (decimal128(5, 2)), 'cost' (decimal128(9, 2))"
-    ]
 
 
 def test_repeated_column_name_is_refused_where_it_has_a_role_and_left_out_elsewhere() -> None:

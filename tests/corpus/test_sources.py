@@ -80,42 +80,33 @@ def test_a_named_file_of_another_kind_is_told_what_is_read(tmp_path: Path, name:
         resolve_sources([str(tmp_path / name)])
 
 
+ALL = ["[draft] a.parquet", "a.parquet", "x/b.parquet", "x/y/c.parquet"]
+
+
 @pytest.mark.parametrize(
-    ("pattern", "expected"),
+    ("sources", "expected"),
     [
-        ("*.parquet", ["a.parquet"]),
-        ("*", ["a.parquet", "x/b.parquet", "x/y/c.parquet"]),
-        ("x/*.parquet", ["x/b.parquet"]),
-        ("**/*.parquet", ["a.parquet", "x/b.parquet", "x/y/c.parquet"]),
-        ("**/[bc].parquet", ["x/b.parquet", "x/y/c.parquet"]),
-        ("?/y", ["x/y/c.parquet"]),
-        ("**", ["a.parquet", "x/b.parquet", "x/y/c.parquet"]),
+        (["*.parquet"], ["[draft] a.parquet", "a.parquet"]),
+        (["*"], ALL),
+        (["x/*.parquet"], ["x/b.parquet"]),
+        (["**/*.parquet"], ALL),
+        (["**/[bc].parquet"], ["x/b.parquet", "x/y/c.parquet"]),
+        (["?/y"], ["x/y/c.parquet"]),
+        (["**"], ALL),
+        (["[draft] a.parquet"], ["[draft] a.parquet"]),  # which exists, so it is no glob
+        (["export.data"], ["export.data"]),  # a named file is taken whatever its suffix
+        (["x/b.parquet", "x", "x/*.parquet", "file:x/b.parquet"], ["x/b.parquet", "x/y/c.parquet"]),
     ],
 )
-def test_glob_matches_like_a_shell(tmp_path: Path, pattern: str, expected: list[str]) -> None:
-    touch(tmp_path, "a.parquet", "x/b.parquet", "x/y/c.parquet", "x/.hidden.parquet", "notes.doc")
-    assert relative(tmp_path, [f"{tmp_path}/{pattern}"]) == expected
-
-
-def test_name_with_brackets_that_exists_is_no_glob(tmp_path: Path) -> None:
-    touch(tmp_path, "[draft] a.parquet")
-    assert relative(tmp_path, [str(tmp_path / "[draft] a.parquet")]) == ["[draft] a.parquet"]
-
-
-def test_named_file_is_taken_whatever_its_suffix(tmp_path: Path) -> None:
-    touch(tmp_path, "export.data")
-    assert relative(tmp_path, [str(tmp_path / "export.data")]) == ["export.data"]
-
-
-def test_overlapping_sources_give_each_file_once(tmp_path: Path) -> None:
-    touch(tmp_path, "a.parquet", "b.parquet")
-    sources = [
-        str(tmp_path / "b.parquet"),
-        str(tmp_path),
-        f"{tmp_path}/*.parquet",
-        f"file://{tmp_path}/a.parquet",
+def test_sources_are_files_folders_and_globs_and_give_each_file_once(
+    tmp_path: Path, sources: list[str], expected: list[str]
+) -> None:
+    touch(tmp_path, *ALL, "x/.hidden.parquet", "notes.doc", "export.data")
+    places = [
+        f"file://{tmp_path}/{source[5:]}" if source.startswith("file:") else f"{tmp_path}/{source}"
+        for source in sources
     ]
-    assert relative(tmp_path, sources) == ["a.parquet", "b.parquet"]
+    assert relative(tmp_path, places) == expected
 
 
 def test_name_keeps_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

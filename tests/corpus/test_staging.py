@@ -37,6 +37,7 @@ class Run:
     ) -> None:
         scan = scan_sources([str(source)], config)
         self.progress: list[tuple[str, int, int | None, str]] = []
+        (folder / "quarantine.parquet").unlink(missing_ok=True)
         create_record(folder / "sources.sqlite", "", [([*(published or {})], [*(published or {}).values()])])
         with (
             Ledger(folder / "ledger.sqlite", folder / "sources.sqlite") as ledger,
@@ -73,55 +74,15 @@ def counts(staged: Staged) -> tuple[int, int, int, int, int, int]:
     )
 
 
-def test_first_run_stages_every_row_in_order(tmp_path: Path, write_corpus: WriteCorpus) -> None:
-    run = Run(tmp_path, write_corpus(id=["b", "a"], text=["x", "y"], year=[1, 2]))
-    assert [(row["doc_id"], row["text"], row["year"]) for row in run.rows] == [("b", "x", 1), ("a", "y", 2)]
-    assert counts(run.staged) == (2, 2, 0, 0, 0, 0)
-    assert run.staged.characters == 2
-    assert run.tables[0].schema == staged_schema([pa.field("year", pa.int64())])
-
-
-def test_second_run_stages_only_what_changed(tmp_path: Path, write_corpus: WriteCorpus) -> None:
-    first = Run(tmp_path, write_corpus(id=["a", "b", "c"], text=["x", "y", "z"]))
-    second = Run(
-        tmp_path, write_corpus(id=["a", "b", "d"], text=["x", "changed", "new"]), published=first.shas
-    )
-    assert [row["doc_id"] for row in second.rows] == ["b", "d"]
-    assert counts(second.staged) == (3, 1, 1, 1, 0, 0)
-    assert (second.replaced, second.vanished) == (["b"], ["c"])
-
-
 def test_resumed_run_does_not_stage_what_lies_encoded(tmp_path: Path, write_corpus: WriteCorpus) -> None:
-    source = write_corpus(id=["a", "b"], text=["x", "y"])
+    source = write_corpus(id=["b", "a"], text=["y", "x"], year=[1, 2])
     first = Run(tmp_path, source)
     second = Run(tmp_path, source, encoded={"a": first.shas["a"]})
     assert [row["doc_id"] for row in second.rows] == ["b"]
     assert counts(second.staged) == (2, 1, 0, 0, 1, 0)
     assert second.staged.indexed == 2
-
-
-def test_duplicates_keep_the_first_row_and_say_where_the_others_are(
-    tmp_path: Path, write_corpus: WriteCorpus
-) -> None:
-    first = write_corpus("a.parquet", id=["a", None, "a", "b"], text=["first", "x", "second", "y"])
-    second = write_corpus("b.parquet", id=["b"], text=["z"])
-    run = Run(tmp_path, first.parent)
-    assert [(row["doc_id"], row["text"]) for row in run.rows] == [("a", "first"), ("b", "y")]
-    assert [
-        (row["source_file"], row["row_index"], row["doc_id"], row["reason"]) for row in run.quarantined
-    ] == [
-        (str(first), 1, None, "null_id"),
-        (str(first), 2, "a", "duplicate_id"),
-        (str(second), 0, "b", "duplicate_id"),
-    ]
-
-
-def test_published_document_whose_new_version_is_bad_has_not_vanished(
-    tmp_path: Path, write_corpus: WriteCorpus
-) -> None:
-    first = Run(tmp_path, write_corpus(id=["a", "b"], text=["x", "y"]))
-    second = Run(tmp_path, write_corpus(id=["a", "b"], text=["x", " "]), published=first.shas)
-    assert second.vanished == []
+    assert (second.staged.characters, [row["year"] for row in second.rows]) == (1, [1])
+    assert second.tables[0].schema == staged_schema([pa.field("year", pa.int64())])
 
 
 def test_damaged_file_counts_as_one_row_and_makes_the_pass_incomplete(
@@ -211,9 +172,20 @@ corpus_rows = st.lists(
 )
 
 
+def expected_reason(doc_id: str | None, text: str | None) -> str | None:
+    checks = {
+        "null_id": doc_id is None,
+        "nul_character": doc_id == "d\0",
+        "empty_id": doc_id == "",
+        "null_text": text is None,
+        "empty_text": text == " ",
+    }
+    return next((reason for reason, applies in checks.items() if applies), None)
+
+
 @settings(max_examples=30)
 @given(corpus_rows, corpus_rows, st.integers(1, 4))
-def test_row_equation_holds_over_two_runs(
+def test_two_runs_stage_what_is_new_or_changed_and_refuse_the_rest(
     tmp_path_factory: pytest.TempPathFactory,
     first: list[tuple[str | None, str | None]],
     second: list[tuple[str | None, str | None]],
@@ -221,30 +193,31 @@ def test_row_equation_holds_over_two_runs(
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "equation"
     (folder / "corpus").mkdir(parents=True, exist_ok=True)
-    published = dict[str, str]()
-    known = dict[str, str]()
+    source = folder / "corpus" / "a.parquet"
+    published, known = dict[str, str](), dict[str, str]()
     for rows in (first, second):
         ids, texts = zip(*rows, strict=True)
         pq.write_table(
-            pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string())}),
-            folder / "corpus" / "a.parquet",
+            pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string())}), source
         )
-        run = Run(folder, folder / "corpus", config=CorpusConfig(batch_rows=batch_rows), published=published)
-        good = dict[str, str]()
-        for doc_id, text in rows:
-            if doc_id in ("a", "b", "c") and text in ("1", "2"):
-                good.setdefault(doc_id, text)
-        expected_new = sum(doc_id not in known for doc_id in good)
-        expected_changed = sum(doc_id in known and known[doc_id] != text for doc_id, text in good.items())
-        unchanged = len(good) - expected_new - expected_changed
-        assert counts(run.staged) == (
-            len(rows),
-            expected_new,
-            expected_changed,
-            unchanged,
-            0,
-            len(rows) - len(good),
-        )
+        run = Run(folder, source.parent, config=CorpusConfig(batch_rows=batch_rows), published=published)
+        good, refused = dict[str, str](), list[tuple[int, str]]()
+        for place, (doc_id, text) in enumerate(rows):
+            reason = expected_reason(doc_id, text)
+            if reason or doc_id in good:
+                refused.append((place, reason or "duplicate_id"))
+            elif doc_id and text:
+                good[doc_id] = text
+        new = [doc_id for doc_id in good if doc_id not in known]
+        changed = [doc_id for doc_id in good if known.get(doc_id, good[doc_id]) != good[doc_id]]
+        unchanged = len(good) - len(new) - len(changed)
+        assert counts(run.staged) == (len(rows), len(new), len(changed), unchanged, 0, len(refused))
+        staged = [(doc_id, text) for doc_id, text in good.items() if doc_id in new + changed]
+        assert [(row["doc_id"], row["text"]) for row in run.rows] == staged
+        assert sorted((row["row_index"], row["reason"]) for row in run.quarantined) == refused
+        assert {row["source_file"] for row in run.quarantined} <= {str(source)}
+        # A document whose new version is bad has not vanished.
+        assert (run.replaced, run.vanished) == (sorted(changed), sorted(known.keys() - {*ids}))
         published, known = {**published, **run.shas}, {**known, **good}
 
 

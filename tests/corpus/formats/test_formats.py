@@ -631,94 +631,65 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
     assert reasons(rejected) == [(0, "damaged_rows")] * 2
 
 
+TEX = "<math><mi>x</mi><annotation encoding=application/x-tex>x^2</annotation></math>"
+
+
 @pytest.mark.parametrize(
     ("page", "text"),
     [
+        ("<body><header>Logo</header><header><h1>Reset</h1></header><p>Text.</p></body>", "# Reset\n\nText."),
+        ("<div role=navigation>Home</div><p>Text.</p><div role=contentinfo>2026</div>", "Text."),
         (
-            (
-                "<body><header>Logo</header><header><h1>Reset</h1></header><div role=navigation>Home</div>"
-                "<p>Text.</p><section><p>More.</p><footer>Source: X</footer></section>"
-                "<div role=contentinfo>2026</div><footer>Imprint</footer></body>"
-            ),
-            "# Reset\n\nText.\n\nMore.\n\nSource: X",
+            "<section><p>More.<footer>Source: X</footer></section><footer>Imprint</footer>",
+            "More.\n\nSource: X",
         ),
         ("<p>Battery.</p><article>Nice colour.</article>", "Battery.\n\nNice colour."),
         ("<form><h1>Leave</h1><p>Days.</p></form><form><input> Find</form>", "# Leave\n\nDays."),
         ("<main id=top></main><main hidden>Old</main><main>New</main><p>More", "New\n\nMore"),
         ("<div>Menu</div><main><h1>Guide</h1>Text.</main>", "# Guide\n\nText."),
         ("<div>Menu</div><main>A long text.</main>", "A long text."),
-        (
-            "<h1>Vacuum</h1><p>Battery.<main>Nice colour, good battery.</main>",
-            "# Vacuum\n\nBattery.\n\nNice colour, good battery.",
-        ),
+        ("<h1>Vacuum</h1><p>Dust.<main>Nice colour, good.</main>", "# Vacuum\n\nDust.\n\nNice colour, good."),
         ("<p>price €10, Łódź", "price €10, Łódź"),
         ("<main><p>Text.<aside>Note</aside></main><aside><h2>Related</h2></aside>", "Text.\n\nNote"),
         ("<p>Text.<aside>A note</aside><aside>See <a>Install</a> <a>Use</a></aside>", "Text.\n\nA note"),
         ("<p>x<button>Go</button>y<select><option>A<option>B</select>", "x Go y  A  B"),
-        (
-            "<p>a<img src=x alt=' Map  of\nRome '>b<img src=y alt=''>c<a href=z><img alt=Next></a>",
-            "a Map of Rome bc [Next](z)",
-        ),
-        (
-            (
-                "<h2>Set<a href=#set>¶</a></h2><p>x<a href=#n>1</a><a href=#m><img alt=Map></a>"
-                "<a href=#r>↩</a> <a href=#o>+</a>"
-            ),
-            "## Set\n\nx[1](#n) [Map](#m)  [+](#o)",
-        ),
-        (
-            (
-                "<p>so <span><span><math><semantics><mi>x</mi><annotation encoding=application/x-tex>x^2"
-                "</annotation></semantics></math></span><span aria-hidden=true>x2</span></span>, "
-                "<math><mi>y</mi></math>"
-            ),
-            "so x^2, y",
-        ),
+        ("<p>a<img src=x alt=' Map  of\nRome '>b<img src=y alt=''>c", "a Map of Rome bc"),
+        ("<p>c<a href=z><img alt=Next></a>", "c [Next](z)"),
+        ("<h2>Set<a href=#set>¶</a></h2><p>x<a href=#n>1</a>", "## Set\n\nx[1](#n)"),
+        ("<p>x<a href=#m><img alt=Map></a><a href=#r>↩</a> <a href=#o>+</a>", "x [Map](#m)  [+](#o)"),
+        (f"<p>so <span><span>{TEX}</span><span aria-hidden=true>x2</span></span>", "so x^2"),
+        ("<p><math><mi>y</mi></math>", "y"),
         ("<p><i><math>x</math></i><img alt='x squared' aria-hidden=true>", "*x*"),
         ("<p><math>x</math><p aria-hidden=true>Shown", "x\n\nShown"),
+        (f"<p>so <span><u>{TEX}</u> <img alt=x^2></span>.", "so x^2 ."),
+        ("<math alttext=z><mi>z</mi></math><img alt=z> <img alt=y>", "z  y"),
+        ("<math><mfrac><mn>3</mn> <mn>4</mn></mfrac></math>", "3/4"),
+        ("<math><mfrac><mrow>a+b</mrow><msup><mi>c</mi><mn>2</mn></msup></mfrac></math>", "(a+b)/(c^2)"),
+        ("<math><msup>10 <mn>10</mn><mn>6</mn></msup> <msqrt><mi>y</mi></msqrt></math>", "10^6 sqrt(y)"),
+        ("<math><munderover><mo>∑</mo><mrow>i=1</mrow><mi>n</mi></munderover></math>", "∑_(i=1)^n"),
+        ("<math><mroot><mi>x</mi><mn>3</mn></mroot></math>", "x^(1/3)"),
         (
-            (
-                "<p>so <span><u><math alttext=y><annotation encoding=application/x-tex>x^2</annotation>"
-                "</math></u> <img alt=x^2></span><math alttext=z><mi>z</mi></math><img alt=z> <img alt=y>"
-            ),
-            "so x^2 z y",
+            "<math><msup><mrow>(a+b)</mrow><mn>2</mn></msup> <msub><mi>x</mi><mn>0</mn></msub></math>",
+            "(a+b)^2 x_0",
         ),
         (
-            (
-                "<math><mfrac><mn>3</mn> <mn>4</mn></mfrac> <msup>10 <mn>10</mn><mn>6</mn></msup> "
-                "<msqrt><mi>y</mi></msqrt> <mfrac><mrow>a+b</mrow><msup><mi>c</mi><mn>2</mn></msup></mfrac> "
-                "<munderover><mo>∑</mo><mrow>i=1</mrow><mi>n</mi></munderover></math>"
-            ),
-            "3/4 10^6 sqrt(y) (a+b)/(c^2) ∑_(i=1)^n",
-        ),
-        (
-            (
-                "<math><mroot><mi>x</mi><mn>3</mn></mroot> <msup><mrow>(a+b)</mrow><mn>2</mn></msup> "
-                "<msub><mi>x</mi><mn>0</mn></msub> <mtable><mtr><mtd>a</mtd><mtd>b</mtd></mtr><mtr>"
-                "<mtd>c</mtd></mtr></mtable></math>"
-            ),
-            "x^(1/3) (a+b)^2 x_0 a, b; c",
+            "<math><mtable><mtr><mtd>a</mtd><mtd>b</mtd></mtr><mtr><mtd>c</mtd></mtr></mtable></math>",
+            "a, b; c",
         ),
         (
             "<math><msup><mi>n</mi><mn>2</mn></msup><msub><mi>x</mi><mi>i</mi></msub><mo>+</mo></math>",
             "n^2 x_i+",
         ),
-        (
-            (
-                "<p>see <a href=#s>§</a><a href=#>§</a><a href=#a><a href=#b>¶</a></a>"
-                "<section id=m><a href=#m>§</a><h4>T<a href=#x>#</a></h4></section>"
-            ),
-            "see [§](#s)[§](#)\n\n#### T",
-        ),
+        ("<p>see <a href=#s>§</a><a href=#>§</a><a href=#a><a href=#b>¶</a></a>", "see [§](#s)[§](#)"),
+        ("<section id=m><a href=#m>§</a><h4>T<a href=#x>#</a></h4></section>", "#### T"),
         ("<p><ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp>字</ruby>", "漢字"),
         ("<p>max_open_files *all*", "max_open_files *all*"),
         ("<ol reversed><li>a<li value=7>b<li>c</ol>", "3. a\n7. b\n6. c"),
         ("<ol start=3><li>a<li>b<ul><li>c</ul></ol>", "3. a\n4. b\n   - c"),
         ("<table><tr><th>a<th>b<tr><td>c<td>d</table>", "| a | b |\n| --- | --- |\n| c | d |"),
-        (
-            "<table><tr><th><h3>total</h3>amount<td><h5>only</h5><h6>heads</h6>a<figure>b</figure>c</table>",
-            "|  |  |\n| --- | --- |\n| total amount | only  heads a b c |",
-        ),
+        ("<table><tr><th><h3>total</h3>amount</table>", "| total amount |\n| --- |"),
+        ("<table><tr><th>t<tr><td><h5>only</h5><h6>heads</h6>a</table>", "| t |\n| --- |\n| only  heads a |"),
+        ("<table><tr><th>t<tr><td>a<figure>b</figure>c</table>", "| t |\n| --- |\n| a b c |"),
         (
             "<table><tr><th>Land<th>City<tr><td rowspan=2>France<td>Paris<tr><td>Lyon</table>",
             "| Land | City |\n| --- | --- |\n| France | Paris |\n| France | Lyon |",
@@ -732,71 +703,51 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
             f"| a | b | c |\n| --- | --- | --- |\n| {'x' * 101} | 1 | 2 |\n|  |  | 2 |\n|  | 3 |",
         ),
         (
-            (
-                "<table><tr><th colspan=2>a.py<tr><td><pre>1\n2</pre><td><pre>if a:\n  b|c</pre></table>"
-                "<table><tr><td>x<td><pre>1\n2</pre><tr><td>y<td>z</table>"
-            ),
-            "a.py\n\n```\nif a:\n  b|c\n```\n\n|  |  |\n| --- | --- |\n| x | ``` 1 2 ``` |\n| y | z |",
+            "<table><tr><th colspan=2>a.py<tr><td><pre>1\n2</pre><td><pre>if a:\n  b|c</pre></table>",
+            "a.py\n\n```\nif a:\n  b|c\n```",
+        ),
+        (
+            "<table><tr><td>x<td><pre>1\n2</pre><tr><td>y<td>z</table>",
+            "|  |  |\n| --- | --- |\n| x | ``` 1 2 ``` |\n| y | z |",
         ),
         ("<title>T</title>text", "text"),
         (
-            (
-                "<html><head><title>T</title>Stray<p>a</p><div>b</div></head><body><p>c</body> d</html>\n<p>e"
-                "<html><head><title>U</head><body id=x><h2>f</h2></body></html> g"
-            ),
-            "Stray\n\na\n\nb\n\nc d\n\ne\n\n## f\n\ng",
+            "<html><head><title>T</title>Stray<p>a</p></head><body><p>c</body> d</html>\n<p>e",
+            "Stray\n\na\n\nc d\n\ne",
         ),
+        ("<html><head><title>U</head><body id=x><h2>f</h2></body></html> g", "## f\n\ng"),
         ('<?xml-stylesheet href="a.css"?><p>a</p><?php echo 1 ?>', "a"),
         ("<pre>a<br>b\n\n\n\nc</pre>\n\n\nd", "```\na\nb\n\n\n\nc\n```\n\nd"),
-        (
-            "<x-card><template shadowrootmode=open><p>Shown</p></template><template>not</template></x-card>",
-            "Shown",
-        ),
+        ("<x-card><template shadowrootmode=open><p>Shown</p></template></x-card>", "Shown"),
+        ("<p>a<template>not</template>", "a"),
         ("<pre>open(<a href=x>File</a> f)</pre><div class='top navbar'>Home</div>", "```\nopen(File f)\n```"),
-        (
-            "<p>10<sup>6</sup> m<sup>-2</sup> 1<sup>st</sup> H<sub>2</sub>O<p><sup>1</sup>Note",
-            "10^6 m^-2 1st H2O\n\n1Note",
-        ),
+        ("<p>10<sup>6</sup> m<sup>-2</sup> 1<sup>st</sup> H<sub>2</sub>O", "10^6 m^-2 1st H2O"),
+        ("<p><sup>1</sup>Note", "1Note"),
         ("<p>(a)<sup>2</sup>", "(a)^2"),
-        (
-            (
-                "<style>.a{color:red;vertical-align:super}.b{text-decoration:line-through}"
-                ".c .d,.e:hover{text-decoration:line-through}</style><p>10<span class=a>6</span> "
-                "<span class='x b'>100</span> "
-                "<span class='d e'>80</span> 10<span style='vertical-align: super'>9</span>"
-            ),
-            "10^6 ~~100~~ 80 10^9",
-        ),
+        ("<style>.a{color:red;vertical-align:super}</style><p>10<span class=a>6</span>", "10^6"),
+        ("<style>.b{text-decoration:line-through}</style><p><span class='x b'>100</span>", "~~100~~"),
+        ("<style>.c .d,.e:hover{text-decoration:line-through}</style><p><span class='d e'>80</span>", "80"),
+        ("<p>10<span style='vertical-align: super'>9</span>", "10^9"),
         ("<p>See <a href='data:text/plain;base64,aGVsbG8='>the <b>file</b></a>.", "See the **file**."),
         ("<figure><img alt='A  lens'><figcaption aria-hidden=true>A lens</figcaption></figure>", "A lens"),
         ("<figure><img alt=Lens><figcaption>A lens</figcaption></figure>", "Lens \n\nA lens"),
         ("<p>x<p>y<dl><dt>t<dd>d</dl>", "x\n\ny\n\nt\n:   d"),
         ("<dialog>Shut</dialog><dialog open>Open</dialog>", "Shut\n\nOpen"),
         ("<main>One</main><main>Two</main>", "One\n\nTwo"),
+        ("<ul><li><input type=checkbox checked> done</ul>", "- [x] done"),
+        ("<ul><li><label><input type=checkbox>open</label></ul>", "- [ ] open"),
+        ("<ul class=inline-task-list><li class=checked>a<li>b</ul>", "- [x] a\n- [ ] b"),
+        ("<ul><li><i class='checkbox checkbox-on'></i> c</ul>", "- [x] c"),
         (
-            "<ul><li><input type=checkbox checked> done<li><label><input type=checkbox>open</label></ul>",
-            "- [x] done\n- [ ] open",
+            "<table><tr><th>a<tr><td><div class='checkbox checkbox-off'></div></table>",
+            "| a |\n| --- |\n| [ ] |",
         ),
-        (
-            (
-                "<ul class=inline-task-list><li class=checked>a<li>b</ul>"
-                "<ul><li><i class='checkbox checkbox-on'></i> c</ul>"
-            ),
-            "- [x] a\n- [ ] b\n\n- [x] c",
-        ),
-        (
-            "<table><tr><th>a<th>b<tr><td>1<td><div class='checkbox checkbox-off'></div></table>",
-            "| a | b |\n| --- | --- |\n| 1 | [ ] |",
-        ),
-        (
-            "<table><thead><tr><th>a<tbody><tr><td>1<tbody><tr><td>2<tfoot><tr><td>3</table>",
-            "| a |\n| --- |\n| 1 |\n| 2 |\n| 3 |",
-        ),
+        ("<table><thead><tr><th>a<tbody><tr><td>1<tbody><tr><td>2</table>", "| a |\n| --- |\n| 1 |\n| 2 |"),
+        ("<table><tr><th>a<tfoot><tr><td>sum<tbody><tr><td>1</table>", "| a |\n| --- |\n| 1 |\n| sum |"),
+        ("<table><tr><th>a<tr><td>0</tr><tbody><tr><td>1</tbody></table>", "| a |\n| --- |\n| 0 |\n| 1 |"),
         ("<pre><span class=linenos>1</span>def f(x: <i class=mi>2</i>)</pre>", "```\ndef f(x: 2)\n```"),
-        (
-            "<p>a<iframe srcdoc='<title>T</title><p>b <img alt=c>'></iframe><iframe src=d>e</iframe>",
-            "a\n\nb  c",
-        ),
+        ("<p>a<iframe srcdoc='<title>T</title><p>b <img alt=c>'></iframe>", "a\n\nb  c"),
+        ("<p>a<iframe src=d>e</iframe>", "a"),
         ("<p>a<map><area alt=b></map><input type=image alt=c>", "a b  c"),
         ("<svg><title>¶</title></svg><h1>Page</h1>", "# Page"),
         (b"<meta charset=utf-8><p>Gr\xc3\xb6\xc3\x9fe \xff", "Größe \ufffd"),
@@ -814,14 +765,6 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
         ("&notit; &amp &lt;b&gt; &eacute;&eacute &hellip;", "¬it; & <b> éé …"),
         ('<a href="/x?a=1&copy=2&lang=en">to</a>', "[to](/x?a=1&copy=2&lang=en)"),
         ('<h2>Use<a href="#use">\uf0c1</a></h2>', "## Use"),
-        (
-            "<table><thead><tr><th>a<tfoot><tr><td>sum<tbody><tr><td>1<tbody><tr><td>2</table>",
-            "| a |\n| --- |\n| 1 |\n| 2 |\n| sum |",
-        ),
-        (
-            "<table><tr><th>a</th></tr><tr><td>0</td></tr><tbody><tr><td>1</td></tr></tbody></table>",
-            "| a |\n| --- |\n| 0 |\n| 1 |",
-        ),
     ],
 )
 def test_html_keeps_the_text_of_a_page_alone(tmp_path: Path, page: str | bytes, text: str) -> None:

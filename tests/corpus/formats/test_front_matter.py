@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats.text import FRONT_MATTER_CHARACTERS, FrontMatter, read_front_matter
-from cairn.pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.corpus.scan import scan_sources
 from cairn.pipeline.errors import SchemaError
 
-from tests.corpus.checked_rows import read, reasons
+from tests.corpus.checked_rows import checked, read, reasons
 
 
 def write(folder: Path, **files: str) -> None:
@@ -19,35 +19,33 @@ def write(folder: Path, **files: str) -> None:
         (folder / f"{name}.md").write_text(text)
 
 
-def test_scalars_are_read_as_yaml_1_2_and_a_leading_zero_or_a_date_is_a_text() -> None:
-    block = (
-        "title: A\nyear: 2020\nscore: 1.50\ndraft: false\nzip: 007\ndate: 2024-05-01\nok: yes\ntime: 1:30\n"
-        "quoted: '12'\nempty:\ntags: [a, 1]\nauthor: {name: Jo}\nid: page\nbig: 1e3\ntagged: !!int x\n"
-        "text: !!str 1.10\ntexts: [!!str 7, 7]\n"
-    )
-    raw = f"---\n{block}---\nbody"
-    assert read_front_matter(raw) == FrontMatter(
-        {
-            "title": "A",
-            "year": 2020,
-            "score": "1.50",
-            "draft": False,
-            "zip": "007",
-            "date": "2024-05-01",
-            "ok": "yes",
-            "time": "1:30",
-            "quoted": "12",
-            "empty": None,
-            "tags": ["a", 1],
-            "author": {},
-            "front_matter_id": "page",
-            "big": "1e3",
-            "tagged": "x",
-            "front_matter_text": "1.10",
-            "texts": ["7", 7],
-        },
-        len(raw) - 4,
-    )
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("x: A", "A"),
+        ("x: 2020", 2020),
+        ("x: 1.50", "1.50"),
+        ("x: false", False),
+        ("x: 007", "007"),
+        ("x: 2024-05-01", "2024-05-01"),
+        ("x: yes", "yes"),
+        ("x: 1:30", "1:30"),
+        ("x: '12'", "12"),
+        ("x:", None),
+        ("x: [a, 1]", ["a", 1]),
+        ("x: {name: Jo}", {}),
+        ("x: 1e3", "1e3"),
+        ("x: !!int x", "x"),
+        ("x: !!str 1.10", "1.10"),
+        ("x: [!!str 7, 7]", ["7", 7]),
+    ],
+)
+def test_scalars_are_read_as_yaml_1_2_and_a_leading_zero_or_a_date_is_a_text(
+    line: str, value: object
+) -> None:
+    raw = f"---\n{line}\nid: page\ntext: 1\n---\nbody"
+    expected = {"x": value, "front_matter_id": "page", "front_matter_text": 1}
+    assert read_front_matter(raw) == FrontMatter(expected, len(raw) - 4)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +82,11 @@ def test_aliases_and_merge_keys_build_nothing() -> None:
     assert found.values["a59"] == found.values["b"] == {}
     found = read_front_matter("---\na: &a [&x 1, 2]\nb: *a\nc: [*x]\nd: &d y\ne: *d\nf: [&z w, *z]\n---\n")
     assert found.values == {"a": [1, 2], "b": {}, "c": {}, "d": "y", "e": {}, "f": {}}
+
+
+def test_json_whose_objects_have_the_same_keys_is_front_matter() -> None:
+    text = '{"year": 1, "of": [{"year": "year"}, {"year": 3}]}\nbody'
+    assert read_front_matter(text).values == {"year": 1, "of": {}}
 
 
 def test_keys_become_columns_and_files_without_them_have_nulls(tmp_path: Path) -> None:
@@ -128,9 +131,7 @@ def test_versions_stay_as_they_are_written_and_prices_are_numbers(
 
 def test_a_whole_number_written_as_a_decimal_fits_a_stored_column_of_whole_numbers(tmp_path: Path) -> None:
     write(tmp_path, a="---\norder: 3.0\n---\ntext")
-    scan = scan_sources([str(tmp_path)], CorpusConfig(), stored=[pa.field("order", pa.int64())])
-    (batch,) = read_checked(scan, CorpusConfig())
-    assert batch.rows["order"].to_pylist() == [3]
+    assert checked(tmp_path, stored=[pa.field("order", pa.int64())]).rows[0]["order"] == 3
 
 
 def test_a_key_can_be_the_id_and_a_file_without_it_is_quarantined(tmp_path: Path) -> None:
@@ -145,32 +146,25 @@ def test_a_key_can_be_the_id_and_a_file_without_it_is_quarantined(tmp_path: Path
         read(tmp_path, config=CorpusConfig(metadata_columns=("yaer",)))
 
 
-def test_a_key_that_stands_twice_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
-    text = "---\ntitle: one\ntitle: two\n---\nbody"
-    write(tmp_path, a=text)
-    [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
-    assert warning.endswith("left in the text: " + f"{tmp_path}/a.md: line 3: key 'title' stands twice")
-    assert read(tmp_path)[0][0]["text"] == text
-
-
 @pytest.mark.parametrize(
-    "text",
-    ['{"a": {"year": "{year"},\n"year": 1,\n"year": 2}\nbody', '{"b": [{"year": 0,\n\n"y\\u0065ar": 1}]}\n'],
+    ("text", "told"),
+    [
+        ("---\ntitle: one\ntitle: two\n---\nbody", "line 3: key 'title' stands twice"),
+        ('{"a": {"year": "{year"},\n"year": 1,\n"year": 2}\nbody', "key 'year' stands twice in an object"),
+        ('{"b": [{"year": 0,\n\n"y\\u0065ar": 1}]}\n', "key 'year' stands twice in an object"),
+        ('{"a": 1, "a": 2} is what we send.\n', None),
+        ('{"a": {"b": 1, "b": 2}, broken\n', None),
+    ],
 )
-def test_json_with_a_key_that_stands_twice_is_warned_of_and_is_text(tmp_path: Path, text: str) -> None:
+def test_a_block_with_a_key_that_stands_twice_is_warned_of_and_is_text(
+    tmp_path: Path, text: str, told: str | None
+) -> None:
     write(tmp_path, a=text)
-    [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
-    assert warning.endswith(
-        "was left in the text: " + f"{tmp_path}/a.md: key 'year' stands twice in an object"
+    found = checked(tmp_path)
+    assert [each.partition("left in the text: ")[2] for each in found.scan.warnings] == (
+        [f"{tmp_path}/a.md: {told}"] if told else []
     )
-    assert read(tmp_path)[0][0]["text"] == text
-
-
-@pytest.mark.parametrize("text", ['{"a": 1, "a": 2} is what we send.\n', '{"a": {"b": 1, "b": 2}, broken\n'])
-def test_text_that_begins_with_a_brace_is_no_front_matter_with_a_key_twice(tmp_path: Path, text: str) -> None:
-    write(tmp_path, a=text)
-    assert scan_sources([str(tmp_path)], CorpusConfig()).warnings == ()
-    assert read(tmp_path)[0][0]["text"] == text
+    assert found.rows[0]["text"] == text
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
@@ -196,11 +190,6 @@ def test_a_block_stays_in_the_text_where_the_rest_of_the_file_changes_its_encodi
     assert row["text"].startswith("---\nauthor: ")
 
 
-def test_json_whose_objects_have_the_same_keys_is_front_matter() -> None:
-    text = '{"year": 1, "of": [{"year": "year"}, {"year": 3}]}\nbody'
-    assert read_front_matter(text).values == {"year": 1, "of": {}}
-
-
 def test_a_title_that_is_no_text_is_kept_as_a_column_or_told_of(tmp_path: Path) -> None:
     objects = "---\ntitle: {en: A}\n---\nbody"
     write(tmp_path, a="---\ntitle: [A, B]\n---\nbody", b=objects, c=objects)
@@ -218,26 +207,25 @@ def test_a_title_that_is_no_text_is_kept_as_a_column_or_told_of(tmp_path: Path) 
 def test_broken_yaml_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
     broken = "---\ntitle: a: b\n# comment\n---\n# Head\n"
     write(tmp_path, a=broken, b=broken, c="---\nmeta: {a: 1}\nempty:\nno: []\n---\nx", d="---\nx: 1\n---\n\n")
-    scan = scan_sources([str(tmp_path)], CorpusConfig())
-    first, second, third = scan.warnings
+    found = checked(tmp_path)
+    first, second, third = found.scan.warnings
     told = "line 2: mapping values are not allowed here; put a value with a colon into quotes"
     told = "; ".join(f"{tmp_path}/{name}.md: {told}" for name in "ab")
     assert first == f"front matter that cannot be read was left in the text: {told}"
-    assert read(tmp_path)[0][0]["title"] == "Head"
+    assert found.rows[0]["title"] == "Head"
     assert second == (
         f"column 'meta' of {tmp_path}/c.md cannot be stored: it holds objects or nested lists, or "
         "aliases; it is left out"
     )
     where = f"column 'no' of {tmp_path}/c.md"
     assert third == f"{where} cannot be stored: all of its lists are empty; it is left out"
-    rows, rejected = read(tmp_path)
-    assert [(row["doc_id"], row["text"]) for row in rows] == [
+    assert [(row["doc_id"], row["text"]) for row in found.rows] == [
         ("a.md", broken),
         ("b.md", broken),
         ("c.md", "x"),
     ]
-    assert reasons(rejected) == [(0, "empty_text")]
-    assert scan.identities[0] is None  # so that it is read, and warned of, each time
+    assert reasons(found.rejected) == [(0, "empty_text")]
+    assert found.scan.identities[0] is None  # so that it is read, and warned of, each time
 
 
 STORED = [
@@ -250,18 +238,15 @@ STORED = [
 def test_the_columns_of_a_collection_decide_and_what_does_not_fit_costs_its_document(tmp_path: Path) -> None:
     write(tmp_path, a="---\nyear: 2020\ntags: one\nmood: good\n---\nx", b="---\nyear: late\n---\nx", c="x")
     write(tmp_path, d="---\ntags:\n- {name: red}\n---\nx")
-    scan = scan_sources([str(tmp_path)], CorpusConfig(), stored=STORED)
-    assert [*scan.metadata_fields] == [*STORED, pa.field("mood", pa.string())]
-    batches = [*read_checked(scan, CorpusConfig())]
-    rows = [row for batch in batches for row in batch.rows.to_pylist()]
-    assert [(row["doc_id"], row["year"], row["tags"], row["lang"], row["mood"]) for row in rows] == [
+    found = checked(tmp_path, stored=STORED)
+    assert [*found.scan.metadata_fields] == [*STORED, pa.field("mood", pa.string())]
+    assert [(row["doc_id"], row["year"], row["tags"], row["lang"], row["mood"]) for row in found.rows] == [
         ("a.md", 2020, ["one"], None, "good"),
         ("c.md", None, None, None, None),
         ("d.md", None, None, None, None),
     ]
-    rejected = [row for batch in batches for row in batch.rejected.to_pylist()]
-    assert [(row["doc_id"], row["reason"]) for row in rejected] == [("b.md", "unfit_value")]
-    [warning] = scan.warnings
+    assert [(row["doc_id"], row["reason"]) for row in found.rejected] == [("b.md", "unfit_value")]
+    [warning] = found.scan.warnings
     where = f"values of column 'tags' in {tmp_path}/d.md are left out: "
     assert warning == f"{where}it holds objects or nested lists, or aliases"
 
