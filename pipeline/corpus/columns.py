@@ -193,38 +193,60 @@ def decimals_of(column: pa.Array) -> frozenset[str]:
     return frozenset(pc.unique(ways).to_pylist())
 
 
-class Decimals:
-    """How the numbers of the columns of a file are written, kept in bounds."""
+class Learned:
+    """The columns of a file that a pass over its rows meets, and how their numbers are written, in bounds."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, frozenset[str]] = {}
+        self.types: dict[str, pa.DataType] = {}
+        self._met: dict[str, set[pa.DataType]] = {}
+        self._decimals: dict[str, frozenset[str]] = {}
         self._waiting: dict[str, list[str]] = {}
 
-    def add(self, name: str, column: pa.Array) -> None:
-        """Take the numbers of a column as texts."""
-        if not self._are_many(name):
-            self._seen[name] = self._seen.get(name, frozenset()) | decimals_of(column)
-
-    def _are_many(self, name: str) -> bool:
-        return len(self._seen.get(name, ())) > MAX_DECIMALS
+    def add(self, name: str, found: Collection[pa.DataType]) -> None:
+        """Take the types of values of a column."""
+        known = self._met.setdefault(name, set())
+        if not known.issuperset(found):  # a type that is joined already changes nothing
+            known.update(found)
+            self.types[name] = reduce(joined, found, self.types.get(name, pa.null()))
 
     def add_value(self, name: str, value: object) -> None:
         """Take a value, or a list of them, of which those are told that are written numbers."""
+        self.add(name, types_of(value))
         if type(value) is str or self._are_many(name):
             return
         values = cast("list[object]", value) if isinstance(value, list) else [value]
-        written = [str(each) for each in values if isinstance(each, WrittenNumber)]
-        if written:
+        if written := [str(each) for each in values if isinstance(each, WrittenNumber)]:
             waiting = self._waiting.setdefault(name, [])
             waiting += written
             if len(waiting) >= MAX_DECIMALS:
-                self.add(name, pa.array(self._waiting.pop(name)))
+                self.add_numbers(name, pa.array(self._waiting.pop(name)))
 
-    def of(self, name: str) -> dict[bytes, str]:
-        """Return the metadata of a field."""
+    def add_numbers(self, name: str, column: pa.Array) -> None:
+        """Take the numbers of a column as texts."""
+        if not self._are_many(name):
+            self._decimals[name] = self._decimals.get(name, frozenset()) | decimals_of(column)
+
+    def _are_many(self, name: str) -> bool:
+        return len(self._decimals.get(name, ())) > MAX_DECIMALS
+
+    def field(self, name: str) -> pa.Field:
+        """Return the field of a column, with what its values were beside its type."""
         if name in self._waiting:
-            self.add(name, pa.array(self._waiting.pop(name)))
-        return {DECIMALS: " ".join(sorted(self._seen[name]))} if name in self._seen else {}
+            self.add_numbers(name, pa.array(self._waiting.pop(name)))
+        unkept = sorted({_named(each) for each in self._met[name] if is_unkept(each)})
+        kinds = sorted({kind_of(each) or "" for each in self._met[name] if not is_unkept(each)} - {""})
+        is_mixed = len(kinds) > 1 or kinds == [BIG_INTEGERS]
+        metadata = {
+            DECIMALS: " ".join(sorted(self._decimals[name])) if name in self._decimals else None,
+            KINDS: ", ".join(kinds) if is_mixed else None,
+            OBJECTS: " and ".join(unkept) or None,
+        }
+        told = {mark: text for mark, text in metadata.items() if text is not None}
+        return pa.field(name, self.types[name], metadata=told)
+
+    def schema(self) -> pa.Schema:
+        """Return the fields of all columns."""
+        return pa.schema([*map(self.field, self.types)])
 
 
 def are_names(decimals: Set[str]) -> bool:
@@ -327,19 +349,6 @@ def kind_of(arrow_type: pa.DataType) -> str | None:
     return "times" if pa.types.is_temporal(arrow_type) else None
 
 
-def learned_field(
-    name: str, own: pa.DataType, met: Collection[pa.DataType], metadata: Mapping[bytes, str] | None = None
-) -> pa.Field:
-    """Return the field of a column of a type, whose values are of the types that were met."""
-    unkept = sorted({_named(each) for each in met if is_unkept(each)})
-    kinds = sorted({kind for each in met if not is_unkept(each) and (kind := kind_of(each))})
-    is_mixed = len(kinds) > 1 or kinds == [BIG_INTEGERS]
-    told = {OBJECTS: " and ".join(unkept)} if unkept else {}
-    return pa.field(
-        name, own, metadata={**(metadata or {}), **({KINDS: ", ".join(kinds)} if is_mixed else {}), **told}
-    )
-
-
 def learned_column(
     name: str, values: Sequence[object], target: pa.DataType | None = None
 ) -> tuple[pa.Field, pa.Array, str | None]:
@@ -347,14 +356,15 @@ def learned_column(
 
     A value that is not kept is null, and its type stands in the field.
     """
-    met = {each for value in values for each in types_of(value)}
-    if target is None:
-        own = reduce(joined, met, pa.null())
-        target = pa.null() if is_unkept(own) else own
+    learned = Learned()
+    for value in values or [None]:
+        learned.add(name, types_of(value))
+    own = learned.types[name]
+    target = target or (pa.null() if is_unkept(own) else own)
     batch = batch_of([{name: value} for value in values], {name: target}, ())
     faults = batch.column(FAULT).drop_null()
     fault = faults[0].as_py().partition(" ")[2] if len(faults) else None
-    return learned_field(name, target, met), batch.column(0), fault
+    return learned.field(name).with_type(target), batch.column(0), fault
 
 
 def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:

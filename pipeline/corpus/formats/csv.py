@@ -30,7 +30,7 @@ from cairn.pipeline.corpus.columns import (
     FAULT,
     LONG_INTEGER,
     WITH_COMMA,
-    Decimals,
+    Learned,
     is_number,
     pc,
     plain_type,
@@ -72,33 +72,31 @@ class CsvFormat(Format):
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read every row once for the columns and their types."""
-        decimals, with_commas, marked, longs = Decimals(), Counter[str](), set[str](), set[str]()
+        learned, with_commas, marked = Learned(), Counter[str](), set[str]()
 
-        def parts() -> Iterator[Mapping[str, Sequence[pa.DataType]] | int | Undecoded]:
+        def counts() -> Iterator[int]:
             for item in _batches(file, config, None):
                 if isinstance(item, Undecoded):
-                    yield item
+                    yield 1 if item.num_rows is None else item.num_rows
                     continue
-                columns = dict(zip(item.schema.names, item.columns, strict=True))
-                types = {name: _type_of(column) for name, column in columns.items() if name != FAULT}
-                for name, arrow_type in types.items():
-                    if arrow_type == pa.float64():
-                        decimals.add(name, columns[name])
-                    elif arrow_type == pa.null() and columns[name].null_count < item.num_rows:
+                for name, column in zip(item.schema.names, item.columns, strict=True):
+                    if name == FAULT:
+                        continue
+                    own = _type_of(column)
+                    learned.add(name, [own])
+                    if own == pa.float64():
+                        learned.add_numbers(name, column)
+                    elif own == pa.null() and column.null_count < item.num_rows:
                         marked.add(name)
-                    elif arrow_type == pa.string():
+                    elif own == pa.string():
                         for pattern, weight in ((WITH_COMMA, 2), (_WITH_SIGNS, -1)):
-                            are_such = pc.match_substring_regex(columns[name], pattern)
+                            are_such = pc.match_substring_regex(column, pattern)
                             with_commas[name] += weight * (pc.sum(are_such).as_py() or 0)
-                    elif arrow_type == pa.int64() and _holds_long(columns[name]):
-                        longs.add(name)
-                yield {
-                    name: [arrow_type, *([LONG_INTEGER] if name in longs else [])]
-                    for name, arrow_type in types.items()
-                }
+                    elif own == pa.int64() and _holds_long(column):
+                        learned.add(name, [LONG_INTEGER])
                 yield item.num_rows
 
-        footer = learned_footer(file, parts(), decimals)
+        footer = learned_footer(file, learned, counts())
         rows = _rows(file, config)
         told, names = next(rows), next(rows, None)
         assert isinstance(told, list)

@@ -13,13 +13,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import Decimals, joined, learned_field
+from cairn.pipeline.corpus.columns import Learned
 from cairn.pipeline.corpus.formats.encodings import HEAD_BYTES, encoding_of
 from cairn.pipeline.corpus.formats.file_kind import BZIP2, GZIP, HEAD, ZSTD, no_kind, other_kind
 from cairn.pipeline.errors import (
@@ -212,44 +211,27 @@ def suffix_of(path: str) -> str:
     return "".join(name.suffixes[-2:]) if name.suffix in COMPRESSED else name.suffix
 
 
-def learned_footer(
-    file: SourceFile,
-    parts: Iterable[Mapping[str, Sequence[pa.DataType]] | int | Undecoded],
-    decimals: Decimals,
-) -> Footer:
-    """Return the footer of what a pass yields: types of columns, numbers of rows, and what is damaged.
+def learned_footer(file: SourceFile, learned: Learned, counts: Iterable[int]) -> Footer:
+    """Return the footer of what a pass has learned while it yielded numbers of rows.
 
-    A pass that fails has met the
-    beginning of the file, and the rest counts as one row, which reading it quarantines. Where nothing was
-    met, the error is raised: the file is damaged. So is one with more than ``MAX_COLUMNS`` columns, whose
-    names and types would all be kept in memory: :class:`ValueError`.
+    A pass that fails has met the beginning of the file, and the rest counts as one row, which reading it
+    quarantines. Where nothing was met, the error is raised: the file is damaged. So is one with more than
+    ``MAX_COLUMNS`` columns, whose names and types would all be kept in memory: :class:`ValueError`.
     """
-    types: dict[str, pa.DataType] = {}
-    met: dict[str, set[pa.DataType]] = {}
     num_rows = 0
     try:
-        for part in parts:
-            if isinstance(part, int):
-                num_rows += part
-            elif isinstance(part, Undecoded):
-                num_rows += 1 if part.num_rows is None else part.num_rows
-            else:
-                for name, found in part.items():
-                    known = met.setdefault(name, set())
-                    if not known.issuperset(found):  # a type that is joined already changes nothing
-                        known.update(found)
-                        types[name] = reduce(joined, found, types.get(name, pa.null()))
-            if len(types) > MAX_COLUMNS:
+        for count in counts:
+            num_rows += count
+            if len(learned.types) > MAX_COLUMNS:
                 break
     except DECODE_ERRORS as error:
         file.require_reachable(error)
-        if not types:
+        if not learned.types:
             raise
         num_rows += 1
-    if len(types) > MAX_COLUMNS:
+    if len(learned.types) > MAX_COLUMNS:
         raise ValueError(f"a file must have at most {MAX_COLUMNS} columns, got more")
-    fields = [learned_field(name, own, met[name], decimals.of(name)) for name, own in types.items()]
-    return Footer(schema=pa.schema(fields), num_rows=num_rows)
+    return Footer(schema=learned.schema(), num_rows=num_rows)
 
 
 def damage_reported(file: SourceFile, items: Iterator[_Item | Undecoded]) -> Iterator[_Item | Undecoded]:

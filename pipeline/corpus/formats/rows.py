@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import Decimals, batch_of, role_names, types_of
+from cairn.pipeline.corpus.columns import Learned, batch_of, role_names
 from cairn.pipeline.corpus.formats.format import (
     Footer,
     Format,
@@ -38,9 +38,9 @@ class RowsFormat(Format):
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read every row once for the columns and their types."""
-        decimals = Decimals()
+        learned = Learned()
 
-        def parts() -> Iterator[Mapping[str, Sequence[pa.DataType]] | int]:
+        def counts() -> Iterator[int]:
             fault, has_rows = "", False
             for row, _ in self.rows(file, config):
                 if isinstance(row, str):
@@ -48,13 +48,12 @@ class RowsFormat(Format):
                 else:
                     has_rows = True
                     for name, value in row.items():
-                        decimals.add_value(name, value)
-                    yield {name: types_of(value) for name, value in row.items()}
+                        learned.add_value(name, value)
                 yield 1
             if fault and not has_rows:
                 raise ValueError(fault)
 
-        return learned_footer(file, parts(), decimals)
+        return learned_footer(file, learned, counts())
 
     @override
     def read(

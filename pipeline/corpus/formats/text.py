@@ -28,13 +28,10 @@ from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import (
     FAULT,
     PLAIN_INTEGER,
-    Decimals,
+    Learned,
     WrittenNumber,
     batch_of,
-    learned_field,
     role_names,
-    type_of,
-    types_of,
 )
 from cairn.pipeline.corpus.formats.encodings import text_of
 from cairn.pipeline.corpus.formats.file_kind import MARKUP, TEXT, other_kind
@@ -161,10 +158,12 @@ class MarkdownFormat(TextFormat):
         """Return the columns of every document and those of its front matter, which is all that is read."""
         with file.open_stream() as stream:
             front = read_front_matter(text_of(stream.read(_FRONT_MATTER_BYTES))[0])
-        fields = [
-            _field(key, value) for key, value in front.values.items() if key not in DOCUMENT_SCHEMA.names
-        ]
-        return Footer(schema=pa.schema([*DOCUMENT_SCHEMA, *fields]), num_rows=1, fault=front.fault)
+        learned = Learned()
+        for key, value in front.values.items():
+            if key not in DOCUMENT_SCHEMA.names:
+                learned.add_value(key, value)
+        schema = pa.schema([*DOCUMENT_SCHEMA, *learned.schema()])
+        return Footer(schema=schema, num_rows=1, fault=front.fault)
 
     @override
     def document(self, file: SourceFile, raw: bytes) -> Document:
@@ -181,12 +180,6 @@ class MarkdownFormat(TextFormat):
         # A block that cannot be read looks like a heading.
         title = title or heading(text[front.block_end : front.block_end + TITLE_CHARACTERS_READ])
         return Document(title, text, front.values, encoding)
-
-
-def _field(key: str, value: Any) -> pa.Field:
-    decimals = Decimals()
-    decimals.add_value(key, value)
-    return learned_field(key, type_of(value), types_of(value), decimals.of(key))
 
 
 def without_pictures(text: str) -> str:
