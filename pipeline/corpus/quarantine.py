@@ -1,6 +1,6 @@
 """What was refused, and why: one row a refused source row, streamed to Parquet.
 
-Side exit of stage 1; what streams its rows writes the other exit, ``origins``, too. Reasons are stable codes
+Side exit of stage 1; what streams its rows writes the origins of rows, too. Reasons are stable codes
 that scripts may rely on; ``detail`` is for people and never quotes a document. A file that cannot be read at
 all counts as one row without an index.
 """

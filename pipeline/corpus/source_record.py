@@ -12,6 +12,12 @@ and no file counts as read.
 
 Each good row of such a file is a published document. Files that were damaged, or of which a row lost to one
 of another file, are not kept and so read each time. A transaction costs what changed.
+
+Where each indexed document came from stands in a Parquet file a run, of the rows that the run indexed: the
+id, the digest of the content, and the row in the source file, counted from 0. The source file itself is a
+column of the stored documents. A run may be killed before it publishes, and then another one indexes its
+rows, and lists them, too: the newest file with the id and the content tells. The files grow with what
+changes, not with the corpus, and only :func:`find_origin` reads them.
 """
 
 from __future__ import annotations
@@ -21,10 +27,12 @@ import errno
 import os
 import sqlite3
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from cairn.pipeline import durable
 from cairn.pipeline.corpus.formats.format import Footer
 from cairn.pipeline.errors import StorageError
@@ -35,6 +43,13 @@ DIGEST_HEX_DIGITS: Final = 32
 
 128 bits tell two versions of a document apart, and the table stays in the cache twice as long.
 """
+ORIGIN_SCHEMA: Final = pa.schema(
+    [
+        pa.field("doc_id", pa.string(), nullable=False),
+        pa.field("content", pa.binary(DIGEST_HEX_DIGITS // 2), nullable=False),
+        pa.field("row_index", pa.int64(), nullable=False),
+    ]
+)
 LIST_ROWS: Final = 1_000
 CACHE_KIB: Final = 65_536
 BUSY_SECONDS: Final = 30.0
@@ -198,3 +213,29 @@ def sqlite_errors() -> Generator[None]:
                 OSError(errno.ENOSPC, "No space left on device"), "writing the ledger"
             )
         raise StorageError(f"writing the ledger failed: {error}; run the same command again") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The run that indexed a document, and the row it read it from, counted from 0."""
+
+    run_id: str
+    row_index: int
+
+
+def find_origin(folder: Path, doc_id: str, content_sha256: str) -> Origin | None:
+    """Return the last run that indexed a document with this content; None where no file tells.
+
+    A file that cannot be read is passed over.
+    """
+    asked: Any = [("doc_id", "=", doc_id), ("content", "=", digest_of(content_sha256))]
+    for path in sorted(folder.glob("*.parquet"), key=_age, reverse=True):
+        with contextlib.suppress(pa.ArrowException, OSError):
+            for row in pq.read_table(path, columns=["row_index"], filters=asked).column(0).to_pylist():
+                return Origin(run_id=path.stem, row_index=row)
+    return None
+
+
+def _age(path: Path) -> tuple[str, int]:
+    """Order runs by the second in their name, those of one second by when they wrote."""
+    return path.stem.partition("-")[0], path.stat().st_mtime_ns

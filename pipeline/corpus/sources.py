@@ -41,8 +41,7 @@ from cairn.pipeline.corpus.formats.format import (
     require_answer,
     suffix_of,
 )
-from cairn.pipeline.corpus.formats.json_lines import AS_LINES
-from cairn.pipeline.corpus.formats.rows import GivenRowsFormat
+from cairn.pipeline.corpus.formats.rows import AS_LINES, GivenRowsFormat
 from cairn.pipeline.corpus.formats.tables import TableFormat, TableKind, memory_part, open_parts
 from cairn.pipeline.errors import (
     SourceError,

@@ -24,7 +24,6 @@ from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.checks import CheckedBatch
 from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
-from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
 from cairn.pipeline.corpus.quarantine import (
     Reason,
     RowWriter,
@@ -33,7 +32,7 @@ from cairn.pipeline.corpus.quarantine import (
     rejected_rows,
 )
 from cairn.pipeline.corpus.scan import Scan, read_damaged_files, read_file
-from cairn.pipeline.corpus.source_record import digest_of
+from cairn.pipeline.corpus.source_record import ORIGIN_SCHEMA, digest_of
 from cairn.pipeline.types import GIVEN_VECTORS, ProgressListener, silent_progress, staged_schema
 from jaxtyping import Bool, Int8
 

@@ -26,10 +26,9 @@ import pyarrow as pa
 import pyarrow.dataset as pa_dataset
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus.ledger import Ledger, record_run
-from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
 from cairn.pipeline.corpus.quarantine import RowWriter, count_new
 from cairn.pipeline.corpus.scan import Scan, scan_sources
-from cairn.pipeline.corpus.source_record import create_record, holds_for
+from cairn.pipeline.corpus.source_record import ORIGIN_SCHEMA, create_record, holds_for
 from cairn.pipeline.corpus.sources import Source
 from cairn.pipeline.corpus.staging import Place, Staged, stage_changes
 from cairn.pipeline.encode.shards import finished_shards, read_undescribed

@@ -4,8 +4,7 @@ A new format is one file here, with a subclass of ``format.Format`` or, where a 
 ``text.TextFormat``, and one entry below.
 
     parquet, arrow      columns as the file says
-    json_lines, csv     columns learned by a first pass
-    rows                what lines of JSON and rows that a caller gives have in common
+    rows, csv           lines of JSON, rows that a caller gives, CSV: columns learned by a first pass
     text, html          a document a file: id, title, text, and the keys of front matter
     documents, paged    PDF, Office and the like, each read in a child process, page by page
     right_to_left       the order of lines of Hebrew and Arabic in PDF
@@ -35,8 +34,8 @@ from cairn.pipeline.corpus.formats.documents import (
 )
 from cairn.pipeline.corpus.formats.format import COMPRESSED, Format
 from cairn.pipeline.corpus.formats.html import HtmlFormat
-from cairn.pipeline.corpus.formats.json_lines import JsonLinesFormat
 from cairn.pipeline.corpus.formats.parquet import ParquetFormat
+from cairn.pipeline.corpus.formats.rows import JsonLinesFormat
 from cairn.pipeline.corpus.formats.text import MarkdownFormat, TextFormat
 
 PARQUET: Final = ParquetFormat()
