@@ -22,8 +22,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
-from cairn.pipeline.corpus.source_record import Origin, find_origin
 from cairn.pipeline.corpus.pages import pages_in
+from cairn.pipeline.corpus.source_record import Origin, find_origin
 from cairn.pipeline.durable import read_bytes
 from cairn.pipeline.errors import ConfigError, UsageError
 from cairn.pipeline.index.generation import Generation

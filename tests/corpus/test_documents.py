@@ -1176,7 +1176,6 @@ def test_refused_pages_count_alike_in_a_run_that_reads_their_file_and_in_one_tha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_identity, "SETTLED_SECONDS", 0.0)
-    (tmp_path / "work").mkdir()
     (tmp_path / "in").mkdir()
     pdf(tmp_path / "in" / "a.pdf", page("One"), None, PIXEL)
     published = Published(tmp_path / "work")

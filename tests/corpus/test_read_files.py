@@ -32,6 +32,7 @@ class Published:
     """Stage 1 and a committer that is a dictionary: what a collection would hold."""
 
     def __init__(self, folder: Path, *, reread: bool = False) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.reread = reread
         self.documents: dict[str, str] = {}
@@ -98,7 +99,6 @@ def trust_fresh_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def published(tmp_path: Path) -> Published:
-    (tmp_path / "work").mkdir()
     return Published(tmp_path / "work")
 
 
@@ -270,8 +270,6 @@ def test_runs_that_leave_files_unread_do_what_runs_that_read_all_do(tmp_path: Pa
     rng = random.Random(seed)
     both = [Published(tmp_path / "unread"), Published(tmp_path / "reread", reread=True)]
     corpus = tmp_path / "corpus"
-    for each in (*(published.folder for published in both), corpus):
-        each.mkdir()
     write(corpus / "z.parquet", [("z", "text")])
     num_unread = 0
     for _ in range(30):

@@ -85,6 +85,22 @@ def test_resumed_run_does_not_stage_what_lies_encoded(tmp_path: Path, write_corp
     assert second.tables[0].schema == staged_schema([pa.field("year", pa.int64())])
 
 
+def test_duplicates_keep_the_first_row_and_say_where_the_others_are(
+    tmp_path: Path, write_corpus: WriteCorpus
+) -> None:
+    first = write_corpus("a.parquet", id=["a", None, "a", "b"], text=["first", "x", "second", "y"])
+    second = write_corpus("b.parquet", id=["b"], text=["z"])
+    run = Run(tmp_path, first.parent)
+    assert [(row["doc_id"], row["text"]) for row in run.rows] == [("a", "first"), ("b", "y")]
+    assert [
+        (row["source_file"], row["row_index"], row["doc_id"], row["reason"]) for row in run.quarantined
+    ] == [
+        (str(first), 1, None, "null_id"),
+        (str(first), 2, "a", "duplicate_id"),
+        (str(second), 0, "b", "duplicate_id"),
+    ]
+
+
 def test_damaged_file_counts_as_one_row_and_makes_the_pass_incomplete(
     tmp_path: Path, write_corpus: WriteCorpus
 ) -> None:

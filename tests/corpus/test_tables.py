@@ -116,9 +116,7 @@ def test_rows_of_a_table_are_those_of_its_latest_version(
 
 
 def test_new_version_reads_only_the_files_that_it_added(written: Written, tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    published = Published(tmp_path / "work")
-    place = tmp_path / "t"
+    published, place = Published(tmp_path / "work"), tmp_path / "t"
     published.ingest(place)
     published.ingest(place)
     assert len(published.passed_over) == len(resolve_sources([str(place)]))
@@ -141,7 +139,6 @@ def test_table_that_changes_during_an_ingest_is_read_as_it_was(
     written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was added or deleted meanwhile is found by the next ingest."""
-    (tmp_path / "work").mkdir()
     published, place = Published(tmp_path / "work"), tmp_path / "t"
 
     def scan_then_change(*arguments: Any, **named: Any) -> Any:
@@ -171,9 +168,7 @@ def test_added_column_is_null_in_files_from_before_it(tmp_path: Path) -> None:
 
 
 def test_damaged_data_file_costs_its_own_rows_and_deletes_nothing(written: Written, tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    published = Published(tmp_path / "work")
-    place = tmp_path / "t"
+    published, place = Published(tmp_path / "work"), tmp_path / "t"
     published.ingest(place)
     written.append(pa.Table.from_pylist([{**ROWS[0], "id": "d6"}]))
     newest = max(place.rglob("*.lance" if (place / "_versions").exists() else "*.parquet"), key=_written_at)
@@ -286,7 +281,6 @@ def test_iceberg_metadata_file_names_its_version(tmp_path: Path) -> None:
     assert [row["doc_id"] for row in documents(first)] == ["d0"]
     assert [row["doc_id"] for row in documents(tmp_path / "t")] == ["d0", "d1"]
 
-    (tmp_path / "work").mkdir()
     published = Published(tmp_path / "work")
     for row in ROWS[2:4]:
         published.ingest(table.table.metadata_location)

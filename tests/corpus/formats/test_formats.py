@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import time
@@ -23,7 +24,7 @@ from cairn.pipeline.corpus.formats.format import SourceFile, once
 from cairn.pipeline.corpus.formats.html import converted
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SchemaError, SourceError, TryAgainError
-from pyarrow import csv
+from pyarrow import csv as arrow_csv
 from pyarrow.fs import LocalFileSystem
 
 from tests.corpus.checked_rows import checked, read, reasons
@@ -50,8 +51,8 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "rows.jsonl.gz": lambda path: path.write_bytes(
         gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode())
     ),
-    "rows.csv": lambda path: csv.write_csv(TABLE, path),
-    "rows.tsv": lambda path: csv.write_csv(TABLE, path, csv.WriteOptions(delimiter="\t")),
+    "rows.csv": lambda path: arrow_csv.write_csv(TABLE, path),
+    "rows.tsv": lambda path: arrow_csv.write_csv(TABLE, path, arrow_csv.WriteOptions(delimiter="\t")),
     "rows.feather": lambda path: pyarrow.feather.write_feather(TABLE, path),
     "rows.arrow": write_stream,
     "rows.parquet": lambda path: pq.write_table(TABLE, path),
@@ -331,56 +332,39 @@ def test_the_encoding_of_a_few_words_is_told_by_their_letters(encoding: str, tex
 
 
 @pytest.mark.parametrize(
-    ("content", "kept"),
+    ("delimiter", "columns"),
     [
-        (
-            "id,text,on,off,price,zip,x,x,x_2,x,,\n1,t,True,FALSE,.5,007,1,2,a,,,\n,,,,,,,\n,,\n\n",
-            {
-                "on": [True],
-                "off": [False],
-                "price": [0.5],
-                "zip": ["007"],
-                "x": [1],
-                "x_3": [2],
-                "x_2": ["a"],
-            },
-        ),
+        (",", {"on": ("True", [True]), "off": ("FALSE", [False])}),
+        (",", {"price": (".5", [0.5]), "zip": ("007", ["007"])}),
         # Beside decimal commas, a point stands between thousands.
-        (
-            "id;text;price;pieces\n1;x;1,50;1.000\n2;y;2,25;12.500\n",
-            {"price": ["1,50", "2,25"], "pieces": ["1.000", "12.500"]},
-        ),
-        (
-            "id;text;price;pieces\n1;x;9,99 €;2.000\n2;y;NA;10.000\n3;y;12;-1\n",
-            {"price": ["9,99 €", "NA", "12"], "pieces": ["2.000", "10.000", "-1"]},
-        ),
-        (
-            'id,text,salary,rating\n1,x,"85,000",4.5\n2,y,"92,500",3.25\n',
-            {"salary": ["85,000", "92,500"], "rating": [4.5, 3.25]},
-        ),
-        (
-            "id,text,big\n1,x,1152921504606846977\n2,y,-5\n3,z,9199999999999999999\n",
-            {"big": [1152921504606846977, -5, 9199999999999999999]},
-        ),
-        (
-            "id,text,score,yes,land,gone,note\n1,x,NA,TRUE,NA,NA,n\n2,NA,3.5,\\N,DE,NA,\n3,y,NULL,NA,FR,,7\n",
-            {
-                "score": [None, 3.5, None],
-                "yes": [True, None, None],
-                "land": ["NA", "DE", "FR"],
-                "gone": ["NA", "NA", None],
-                "text": ["x", "NA", "y"],
-                "note": ["n", None, "7"],
-            },
-        ),
+        (";", {"price": ("1,50|2,25", ["1,50", "2,25"]), "pieces": ("1.000|12.500", ["1.000", "12.500"])}),
+        (";", {"price": ("9,99 €|12", ["9,99 €", "12"]), "pieces": ("2.000|-1", ["2.000", "-1"])}),
+        (";", {"price": ("9,99 €|NA", ["9,99 €", "NA"]), "pieces": ("2.000|10.000", ["2.000", "10.000"])}),
+        (",", {"salary": ("85,000|92,500", ["85,000", "92,500"]), "rating": ("4.5|3.25", [4.5, 3.25])}),
+        (",", {"big": (f"{2**60 + 1}|-5|9199999999999999999", [2**60 + 1, -5, 9199999999999999999])}),
+        (",", {"score": ("NA|3.5|NULL", [None, 3.5, None]), "yes": ("TRUE|\\N|NA", [True, None, None])}),
+        (",", {"land": ("NA|DE|FR", ["NA", "DE", "FR"]), "gone": ("NA|NA|", ["NA", "NA", None])}),
+        (",", {"text": ("x|NA|y", ["x", "NA", "y"]), "note": ("n||7", ["n", None, "7"])}),
     ],
 )
 def test_fields_of_csv_are_values_as_programs_write_them(
-    tmp_path: Path, content: str, kept: dict[str, list[object]]
+    tmp_path: Path, delimiter: str, columns: dict[str, tuple[str, list[object]]]
 ) -> None:
-    (tmp_path / "a.csv").write_text(content)
+    written = {name: fields.split("|") for name, (fields, _) in columns.items()}
+    num_rows = len(next(iter(written.values())))
+    written = {"id": [*map(str, range(num_rows))], "text": ["x"] * num_rows, **written}
+    with (tmp_path / "a.csv").open("w") as file:
+        csv.writer(file, delimiter=delimiter).writerows([[*written], *zip(*written.values(), strict=True)])
     rows, _ = read(tmp_path)
-    assert {name: [row[name] for row in rows] for name in kept} == kept
+    assert {name: [row[name] for row in rows] for name in columns} == {
+        name: kept for name, (_, kept) in columns.items()
+    }
+
+
+def test_columns_of_a_name_are_numbered_and_rows_of_empty_fields_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text,x,x,x_2,x,,\n1,t,1,2,a,,,\n,,,,,,,\n,,\n\n")
+    [row], rejected = read(tmp_path)
+    assert (row["x"], row["x_2"], row["x_3"], rejected) == (1, "a", 2, [])
 
 
 @pytest.mark.parametrize("raw", ["id text\n1 foo\n", "1,foo\n2,bar\n", "Report,\nid,text\n1,foo\n"])
