@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from cairn.pipeline.model.latent_attention import latent_attention_of
 from cairn.pipeline.poolings import POOLINGS
 from cairn.pipeline.token_vectors.codebook import TokenCodebook
 
+from tests.model.naive_layout import naive_rows
 from tests.model.wrapped_backbone import WrappedBackbone
 
 TEXTS = [
@@ -44,93 +46,28 @@ MODES = [(attention, pooling) for attention in ("chunk", "full") for pooling in 
 
 
 def _naive_chunk_vectors(backbone, config, text, context=None):
-    """One text, one row at a time, chunks and windows walked with plain loops."""
+    """One text, one row at a time, in the naive layout."""
     tokens = tokenize(backbone.tokenizer, [text])
     chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, config.landmark_interval)
-    pieces = [
-        tokens.ids[start:end].tolist()
-        for start, end in zip(chunks.token_offsets[:-1], chunks.token_offsets[1:], strict=True)
-    ]
-    cls, landmark = backbone.cls_id, backbone.landmark_id
-    opening = [] if cls is None else [cls]
-    prefix = backbone.tokenizer.encode(config.document_prefix, add_special_tokens=False).ids
-    mark = {"multi_cls": [cls], "mean_at_k": []}.get(config.pooling, [landmark])
-    tail = [landmark] if config.pooling == "mean_at_k" else []
-    is_open = config.pooling == "own"  # no mark ends a row, unless there is nothing else in it
-
-    def hidden(row, context=context):
-        state = backbone.hidden_states(np.array([row]), np.array([len(row)]), context, config.temperature)
-        return (latent_attention_of(backbone)(state) if config.pooling == "latent" else state)[0].numpy()
-
-    def pooled_row(state, piece):
-        """The rule of each pooling for a row that is one chunk."""
-        mean = state[len(opening) + len(prefix) :].mean(0) if prefix else state.mean(0)
-        of_last = state[-2] if piece and not is_open else state[-1]
-        return {
-            "mean": mean,
-            "own": state[len(opening) + len(prefix) :].mean(0),
-            "latent": mean,
-            "lmk": state[-1],
-            "last": state[-1],
-            "cls": state[0],
-            "mean_at_k": of_last,
-        }[config.pooling]
-
-    def pooled_span(state, start, stop):
-        """The same for a chunk whose own tokens stand at ``start:stop`` of a window."""
-        known = ("mean", "own", "latent", "lmk", "mean_at_k", "multi_cls")
-        assert config.pooling in known, "state its rule here"
-        if config.pooling == "own":
-            return state[start : max(stop, start + 1)].mean(0)
-        if config.pooling == "mean_at_k":
-            return state[stop - 1] if stop > start else state[-1]
-        return state[start : stop + 1].mean(0) if config.pooling in ("mean", "latent") else state[stop]
-
-    if config.attention == "chunk":
-        vectors = [
-            pooled_row(hidden([*opening, *prefix, *piece, *([] if is_open and piece else [landmark])]), piece)
-            for piece in pieces
-        ]
-    else:
-        best: dict[int, tuple[int, int]] = {}
-        windows: list[tuple[list[int], dict[int, tuple[int, int]]]] = []
-        first = 0
-        budget = config.window_tokens - len(prefix) - len(tail) + is_open
-        while True:
-            end, size = first, len(opening)
-            while end < len(pieces) and size + len(pieces[end]) + len(mark) <= budget:
-                size, end = size + len(pieces[end]) + len(mark), end + 1
-            row, places = [*opening, *prefix], {}
-            for index in range(first, end):
-                places[index] = (len(row), len(row) + len(pieces[index]))
-                row += [*pieces[index], *mark]
-            if is_open and pieces[first]:
-                row.pop()
-            for index, (_, stop) in places.items():
-                room = min(stop + len(mark) - len(opening) - len(prefix), len(row) - stop - len(mark))
-                if index not in best or room > best[index][0]:
-                    best[index] = (room, len(windows))
-            windows.append(([*row, *tail], places))
-            if end == len(pieces):
-                break
-            following, first = first + 1, end
-            while first > following:
-                shared = sum(len(piece) + len(mark) for piece in pieces[first - 1 : end])
-                if (
-                    shared > config.window_overlap_tokens
-                    or len(opening) + shared + len(pieces[end]) + len(mark) > budget
-                ):
-                    break
-                first -= 1
-        found, lead = {}, context
-        for number, (row, places) in enumerate(windows):
-            state = hidden(row, lead)
-            own = [index for index in places if best[index][1] == number]
-            found |= {index: pooled_span(state, *places[index]) for index in own}
-            if number == 0 and config.document_context:
-                lead = np.stack([found[index] for index in own])[: config.document_context]
-        vectors = [found[index] for index in range(len(pieces))]
-    return np.stack([vector / np.linalg.norm(vector) for vector in vectors])
+    rows = naive_rows(
+        [tokens.ids[start:end].tolist() for start, end in pairwise(chunks.token_offsets)],
+        attention=config.attention,
+        pooling=config.pooling,
+        cls_id=backbone.cls_id,
+        landmark_id=backbone.landmark_id,
+        prefix=backbone.tokenizer.encode(config.document_prefix, add_special_tokens=False).ids,
+        window=config.window_tokens,
+        overlap=config.window_overlap_tokens,
+    )
+    found, lead = {}, context
+    for number, (row, spans) in enumerate(rows):
+        state = backbone.hidden_states(np.array([row]), np.array([len(row)]), lead, config.temperature)
+        state = latent_attention_of(backbone)(state) if config.pooling == "latent" else state
+        found |= {chunk: state[0, start:end].mean(0).numpy() for chunk, (start, end) in spans.items()}
+        if number == 0 and config.document_context:
+            lead = np.stack([found[chunk] for chunk in spans])[: config.document_context]
+    vectors_MD = np.stack([found[chunk] for chunk in range(len(found))])
+    return vectors_MD / np.linalg.norm(vectors_MD, axis=1, keepdims=True)
 
 
 @pytest.fixture(scope="module")
