@@ -97,6 +97,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     **dict.fromkeys(("mistral", "qwen3", "llama", "bidirectional_pplx_qwen3"), DECODER),
     "qwen2": {**DECODER, "head_dim": DIM // HEADS},
+    "m3bert": SIZES,
 }
 
 

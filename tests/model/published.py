@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.packed import Packed
+from cairn.pipeline.model.engine.rectangle import Rectangle
 from safetensors.torch import load_file
 
 LENGTHS = np.array([61, 40, 7, 1])
@@ -56,6 +58,15 @@ def load(folder: Path, **settings: Any) -> Any:
     """Return the backbone, in fp32 unless told otherwise."""
     named: dict[str, Any] = {"precision": "fp32"} | settings
     return load_backbone(EncoderConfig(model=str(folder), **named))
+
+
+def states_in_all_patterns(backbone: Any, *given: Any, **settings: Any) -> list[torch.Tensor]:
+    """Return the states of padded rows, then of packed ones, which know no bias of distances."""
+    patterns = [Rectangle] if backbone.relative_bias else [Rectangle, Packed]
+    found: list[torch.Tensor] = []
+    for backbone.pattern_type in patterns:
+        found.append(backbone.hidden_states(*given, **settings))
+    return found
 
 
 def random_ids(backbone: Any, lengths: np.ndarray = LENGTHS) -> np.ndarray:
@@ -108,9 +119,8 @@ def native(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         for name in ("pack_qkv", "logn_attention_scale"):
             config.pop(name)
         return config | {"model_type": "gte", "rope_parameters": rope}, _renamed(tensors, GTE_NAMES)
-    if config["model_type"] == "bidirectional_pplx_qwen3":
-        config["model_type"] = "qwen3"
-    return config, tensors
+    known = {"bidirectional_pplx_qwen3": "qwen3", "m3bert": "llama"}
+    return config | {"model_type": known.get(config["model_type"], config["model_type"])}, tensors
 
 
 def _renamed(tensors: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from cairn.pipeline.model.engine.attention import Workspace
 from cairn.pipeline.model.engine.pattern import Batch
 from cairn.pipeline.model.engine.rotary import RotaryTable
+
+from tests.model.published import load
 
 CPU = torch.device("cpu")
 
@@ -58,3 +62,11 @@ def test_rotate_from_a_first_position_on_turns_by_it():
     table.rotate_(turned, table.at(batch.positions(torch.arange(7))), Workspace(CPU))
     assert torch.equal(turned[:, :2], vectors[:, :2])
     assert float((turned[:, 2:] - _naive(vectors[:, 2:], range(9, 14))).abs().max()) <= 1e-6
+
+
+def test_mixed_ntk_divides_frequencies_as_published(make):
+    scaling = {"type": "ntk", "factor": 8.0, "mixed_b": 0.625}
+    cos, sin = load(make("new", rope_scaling=scaling)).rotary[False].at(torch.tensor([1]))
+    a = math.log(8.0) / 4**0.625
+    expected = [500.0 ** (-2 * pair / 8) / math.exp(a * (pair + 1) ** 0.625) for pair in range(4)]
+    assert torch.atan2(sin, cos)[0].tolist() == pytest.approx(expected)

@@ -15,6 +15,8 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.packed import Packed
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.torch import load_file, save_file
@@ -28,6 +30,7 @@ from tests.model.published import (
     published_behind_context,
     published_hidden,
     random_ids,
+    states_in_all_patterns,
     worst,
 )
 
@@ -56,6 +59,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3",
         "llama",
         "bidirectional_pplx_qwen3",
+        "m3bert",
     )
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -78,7 +82,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "qwen3 biases": ("qwen3", {"attention_bias": True}),
     "llama3": ("llama", {"rope_scaling": LLAMA3}),
-    "llama3 todays names": ("llama", {"rope_theta": None, "rope_parameters": LLAMA3 | {"rope_theta": 500.0}}),
+    "llama3 todays names": ("llama", {"rope_theta": 1.5, "rope_parameters": LLAMA3 | {"rope_theta": 500.0}}),
     "linear": ("qwen2", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
 }
 DECODERS = ("mistral", "qwen2", "qwen3", "llama")
@@ -100,9 +104,10 @@ def test_hidden_states_equal_transformers(make, family, changes, lengths) -> Non
     if backbone.max_positions == 400:
         lengths = np.array([400, 150, 9])
     ids = random_ids(backbone, lengths)
-    ours = backbone.hidden_states(ids, lengths)
-    assert worst(ours, published_hidden(published(folder), ids, lengths), lengths) <= 1e-5
-    assert bool(ours.isfinite().all())
+    theirs = published_hidden(published(folder), ids, lengths)
+    for ours in states_in_all_patterns(backbone, ids, lengths):
+        assert worst(ours, theirs, lengths) <= 1e-5
+        assert bool(ours.isfinite().all())
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["bidirectional", "causal"])
@@ -131,9 +136,13 @@ def test_hidden_states_temperature_and_mask_equal_transformers(make, monkeypatch
             for parameter in parameters.parameters():
                 parameter.data /= 0.5
     ids = random_ids(backbone)
-    ours = backbone.hidden_states(ids, LENGTHS, temperature=0.5)
-    assert worst(ours, published_hidden(model, ids, LENGTHS, is_causal=is_causal)) <= 3e-5
-    assert worst(ours, backbone.hidden_states(ids, LENGTHS)) > 1e-2
+    theirs, plain = (
+        published_hidden(model, ids, LENGTHS, is_causal=is_causal),
+        backbone.hidden_states(ids, LENGTHS),
+    )
+    for ours in states_in_all_patterns(backbone, ids, LENGTHS, temperature=0.5):
+        assert worst(ours, theirs) <= 3e-5
+        assert worst(ours, plain) > 1e-2
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -161,10 +170,25 @@ def test_hidden_states_behind_context_equal_unplaced_input_embeddings(
     folder = make(family, **changes)
     backbone, model = load(folder, causal=is_causal), published(folder)
     ids = random_ids(backbone)
-    ours = backbone.hidden_states(ids, LENGTHS, CONTEXT)
+    found = states_in_all_patterns(backbone, ids, LENGTHS, CONTEXT)
     for row, length in enumerate(LENGTHS.tolist()):
         theirs = published_behind_context(model, ids[row, :length], CONTEXT, is_causal=is_causal)
-        assert float((ours[row, :length] - theirs).abs().max()) <= 1e-5
+        for ours in found:
+            assert float((ours[row, :length] - theirs).abs().max()) <= 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("context", [None, CONTEXT], ids=["alone", "context"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "nomic_bert"])
+def test_packed_kernels_on_a_gpu_agree_with_the_cpu(make, family, context):
+    exact = load(make(family))
+    config = EncoderConfig(model=str(make(family)), precision="bf16")
+    rounded = load_backbone(config, torch.device("cuda"))
+    assert rounded.pattern_type is Packed
+    ids = random_ids(exact)
+    ours = rounded.hidden_states(ids, LENGTHS, context).float().cpu()
+    cosines = torch.cosine_similarity(ours, exact.hidden_states(ids, LENGTHS, context), dim=-1)
+    assert min(float(cosines[row, :length].min()) for row, length in enumerate(LENGTHS.tolist())) >= 0.999
 
 
 @pytest.mark.parametrize("family", ["nomic_bert", "new"])
@@ -181,7 +205,7 @@ def test_load_names_of_transformers_give_the_same(make, family) -> None:
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [(name, {}) for name in ("bert", "distilbert", "mpnet", "qwen2", "new", "nomic_bert")]
+    [(name, {}) for name in ("bert", "distilbert", "mpnet", "qwen2", "m3bert", "new", "nomic_bert")]
     + [("modernbert", TODAYS_NAMES)],
 )
 def test_first_layers_are_a_model_of_their_own_with_the_final_norm(make, family, changes) -> None:
@@ -257,6 +281,8 @@ def test_settings_that_are_not_given_are_the_published_ones_and_half_rotated_hea
     for family, settings, left_out in (
         ("mistral", {"head_dim": 8}, "head_dim"),  # the hidden size divided
         ("modernbert", bases, "local_rope_theta"),  # the global one
+        ("new", {"rope_theta": 10_000.0}, "rope_theta"),
+        ("new", {"rope_theta": 160_000.0, "model_type": "gte"}, "rope_theta"),
     ):
         folder = make(family, **settings)
         before = load(folder).hidden_states(ids, LENGTHS)
@@ -370,6 +396,10 @@ _PLAIN = "rotary positions must be the plain ones"
         ("llama", {"vocab_size": 7}, "embed_tokens.weight must have the shape"),
         ("qwen2", {"rope_scaling": "linear"}, "rope_scaling .* must hold settings by name, got 'linear'"),
         ("llama", {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "must be below high_freq_factor"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor .* got None"),
+        ("llama", {"rope_parameters": [1]}, "rope_parameters of the model must hold settings by name"),
+        ("llama", {"rope_theta": -1}, "must give rope_theta as a positive number, got -1"),
+        ("qwen2", {"rope_scaling": {"type": "linear", "factor": True}}, "positive number, got True"),
         ("llama", {"partial_rotary_factor": 0.5}, "over the whole head, got 'default' over 0.5"),
     ],
 )
