@@ -5,6 +5,9 @@ Matrices, loops and nothing of ours.
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,15 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.cde import read_cde
 from cairn.pipeline.model.engine.packed import Packed
 from cairn.pipeline.model.engine.rectangle import Rectangle
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from safetensors.torch import load_file, save_file
 
+from tests.cde_checkpoints import BACKBONE_FILES, RandomWeights, cde_tensors
 from tests.model.cde_reference import CONTEXT, DIM, IDS, SOFT, VERSIONS, Reference
+from tests.tiny_models import Size
 
 
 def load(folder: Path, **settings: Any):
@@ -109,6 +117,154 @@ def test_row_or_context_that_is_longer_than_the_model_reads_is_refused(version, 
         backbone.hidden_states(np.full((1, 41), 7), np.array([41]), None)
     with pytest.raises(ConfigError, match=r"at most 6 rows of 32 numbers, got shape \(7, 32\)"):
         backbone.hidden_states(np.array([IDS[0]]), np.array([7]), context_of(7))
+
+
+ONE_OF_EACH_PART = {
+    1: (
+        "first_stage_model.embedder.encoder.layers.1.mlp.fc12.weight",
+        "first_stage_model.mlp.2.bias",
+        "second_stage_model.backbone.emb_ln.bias",
+        "second_stage_model.prompt_projection.0.weight",
+        "second_stage_model.output_projection.2.weight",
+    ),
+    2: (
+        "first_stage_model.embedder.layers.3.attn.Wo.weight",
+        "first_stage_model.mlp.0.weight",
+        "second_stage_model.backbone.final_norm.weight",
+        "second_stage_model.prompt_projection.2.bias",
+        "second_stage_model.output_projection.0.weight",
+    ),
+}
+
+
+def changed(folder: Path, tmp_path: Path, tensors: dict[str, Any] | None = None, **settings: Any) -> Path:
+    """Copy a checkpoint with other tensors and settings, left out where they are None."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text()) | settings
+    left_out = {name for name, value in settings.items() if value is None}
+    (copy / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if name not in left_out})
+    )
+    if tensors:
+        stored = load_file(copy / "model.safetensors") | tensors
+        save_file(
+            {name: each for name, each in stored.items() if each is not None}, copy / "model.safetensors"
+        )
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [(version, name) for version, names in ONE_OF_EACH_PART.items() for name in names]
+)
+@pytest.mark.parametrize(
+    ("tensor", "sentence"),
+    [
+        (None, r"must hold (one )?\S+, got (none|0); the file does not fit its config\.json$"),
+        (torch.zeros(7, 5), r"have the shape \(.*\), got \(7, 5\); the file does not fit its config\.json$"),
+    ],
+    ids=["missing", "of another shape"],
+)
+def test_tensor_that_does_not_fit_is_refused_in_one_sentence(
+    version, name, tensor, sentence, make_cde, tmp_path
+):
+    with pytest.raises(ModelError, match=sentence):
+        load(changed(make_cde(version), tmp_path, {name: tensor}))
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lm_head.weight",
+        "first_stage_model.embedder.pooler.dense.weight",
+        "first_stage_model.mlp.4.weight",
+        "second_stage_model.backbone.pooler.dense.weight",
+        "second_stage_model.sequence_dropout_null_embedding",
+    ],
+)
+def test_surplus_tensor_is_refused_by_name(version, name, make_cde, tmp_path):
+    folder = changed(make_cde(version), tmp_path, {name: torch.zeros(32)})
+    with pytest.raises(
+        ModelError, match=rf"and no others, got {name}; the file does not fit its config\.json$"
+    ):
+        load(folder)
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("autoregressive_backbone", True, "must be False, got True"),
+        ("limit_layers", 1, "must be None, got 1"),
+        ("transductive_sequence_dropout_prob", 0.005, "must be 0.0, got 0.005"),
+        ("transductive_tokens_per_document", 2, "must be 1, got 2"),
+        ("pooling_strategy", "last_token", "must be 'mean', got 'last_token'"),
+        ("pool_ignore_contextual_tokens", False, "must be True, got False"),
+        ("embedder", None, "must name the model its backbone is made like, got None"),
+        ("embedder", "gpt2", "one of nomic-bert-2048, ModernBERT-base, or .* beside the weights, got 'gpt2'"),
+        ("transductive_corpus_size", None, "as a positive number, got None"),
+        ("transductive_corpus_size", 90, "more positions than the 98 vectors before a text, got 96"),
+    ],
+)
+def test_setting_that_is_not_read_is_refused(version, name, value, sentence, make_cde, tmp_path):
+    with pytest.raises(ModelError, match=sentence) as caught:
+        load(changed(make_cde(version), tmp_path, **{name: value}))
+    assert name in str(caught.value) or value in ("gpt2", 90)
+
+
+@pytest.mark.parametrize(("version", "num_parameters"), [(1, 281_140_992), (2, 305_706_240)])
+def test_published_sizes_are_read_without_a_configuration_of_the_backbone(
+    version, num_parameters, make_cde, monkeypatch
+):
+    """Both published files, tensor by tensor in shape, without memory.
+
+    V2's number of parameters is the one its authors give.
+    """
+    folder = make_cde(version, transductive_corpus_size=512, max_seq_length=512)
+    (folder / BACKBONE_FILES[version]).unlink()
+    monkeypatch.setattr(RandomWeights, "_random", lambda _, *shape: torch.empty(shape, device="meta"))
+    inner, num_layers, vocab_size = (3072, 12, 30528) if version == 1 else (1152, 22, 50368)
+    size = Size(width=768, inner=inner)
+    tensors = cde_tensors(version, size, num_layers, vocab_size, 0)
+    assert sum(tensor.numel() for tensor in tensors.values()) == num_parameters
+    backbone = read_cde(
+        replace(read_checkpoint(folder), tensors=tensors), dtype=torch.float32, device=torch.device("meta")
+    )
+    assert {backbone.model_dim, backbone.context_dim, backbone.embedding_dim} == {768}
+    assert backbone.max_positions == 512
+
+
+@VERSIONS
+def test_configuration_of_the_backbone_says_its_layers_and_must_be_one(version, make_cde, tmp_path):
+    folder = changed(make_cde(version), tmp_path)
+    path, setting = folder / BACKBONE_FILES[version], "n_layer" if version == 1 else "num_hidden_layers"
+    for content, sentence in (
+        (json.dumps(json.loads(path.read_text()) | {setting: 1}), "and no others, got "),
+        (json.dumps({"model_type": "t5"}), "must be one of modernbert, nomic_bert, got 't5' for "),
+        ("not json", rf"{path.stem}\.json of the model must "),
+        ("[1]", rf"{path.stem}\.json of the model must "),
+    ):
+        path.write_text(content)
+        with pytest.raises(ModelError, match=sentence):
+            load(folder)
+
+
+@VERSIONS
+def test_fingerprints_of_both_stages_cover_all_weights_and_the_configuration(version, make_cde, tmp_path):
+    folder = make_cde(version)
+    theta = "rotary_emb_base" if version == 1 else "global_rope_theta"
+    backbone_config = json.loads((folder / BACKBONE_FILES[version]).read_text()) | {theta: 500}
+    loaded = [
+        load(folder),
+        load(changed(folder, tmp_path / "1", {"first_stage_model.mlp.0.bias": torch.ones(32)})),
+        load(
+            changed(folder, tmp_path / "2", {"second_stage_model.output_projection.0.bias": torch.ones(32)})
+        ),
+    ]
+    (folder / BACKBONE_FILES[version]).write_text(json.dumps(backbone_config))
+    loaded.append(load(folder))
+    for stages in (loaded, [each.first_stage for each in loaded]):
+        assert len({stage.weights_fingerprint for stage in stages}) == 4
 
 
 def least_cosine(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
