@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 
 import pytest
 import torch
@@ -12,6 +13,15 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+
+
+def published(folder):
+    """Return a folder's model as that library reads it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers import SentenceTransformer
+
+        return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
 def write_modules(folder, *modules):

@@ -21,18 +21,16 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from tests.encode.sentence_transformers_folders import MEAN, write_dense, write_layer_norm, write_modules
+from tests.encode.sentence_transformers_folders import (
+    MEAN,
+    published,
+    write_dense,
+    write_layer_norm,
+    write_modules,
+)
 
 TEXTS = ["the cat sat on the mat.", "old stone path", "a", "", "Walking MOUNTAINS, rivers; " * 5]
 QUERIES = ["which path?", "the OLD river"]
-
-
-def published(folder):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from sentence_transformers import SentenceTransformer
-
-        return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
 def ours(folder, **chosen):
