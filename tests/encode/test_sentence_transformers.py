@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from cairn import Collection, load_encoder
-from cairn.pipeline.config import ContextConfig
+from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config, settings_warnings
+from cairn.pipeline.model.folders.names import embedded_folder
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -134,14 +135,6 @@ def test_vectors_of_both_routes_of_a_router_equal_sentence_transformers(make_rou
     assert [len(each.states_TD) for each in tokens] == [0, 0]
 
 
-def test_fingerprint_of_a_router_changes_with_the_model_of_queries(make_routed):
-    folder = make_routed("table")
-    before = ours(folder).fingerprint
-    path = folder / "query_0_StaticEmbedding" / "model.safetensors"
-    save_file({name: 2 * each for name, each in load_file(path).items()}, path)
-    assert ours(folder).fingerprint != before
-
-
 def test_router_is_ingested_and_answers_and_says_what_it_lacks(make_routed, tmp_path):
     folder = make_routed("table")
     rows = [{"id": str(number), "text": text or "old"} for number, text in enumerate(TEXTS)]
@@ -156,20 +149,20 @@ def test_router_is_ingested_and_answers_and_says_what_it_lacks(make_routed, tmp_
         load_encoder(folder).save(tmp_path / "saved")
     with pytest.raises(ModelError, match="must be one transformer, got one with a Router"):
         LandmarkEncoder(read_checkpoint(folder))
+    before, path = ours(folder).fingerprint, folder / "query_0_StaticEmbedding" / "model.safetensors"
+    save_file({name: 2 * each for name, each in load_file(path).items()}, path)
+    assert ours(folder).fingerprint != before
 
 
 @pytest.mark.parametrize("kinds", [["Router", "Transformer"], ["Transformer", "Router"]])
-def test_router_without_the_routes_of_texts_is_refused(make_routed, kinds):
-    folder = make_routed("table")
+def test_router_without_the_routes_of_texts_or_of_two_widths_is_refused(make_routed, kinds):
+    folder = make_routed("transformer", rows=24)
+    with pytest.raises(ModelError, match="must have vectors of one width, got 24 and 32"):
+        ours(folder)
     (folder / "router_config.json").write_text(json.dumps({"types": {}, "structure": {"image": []}}))
     write_modules(folder, *(("", kind) for kind in kinds))
     with pytest.raises(ModelError, match=r"must have the routes query and document|got 'Router'"):
         ours(folder)
-
-
-def test_router_of_two_widths_is_refused(make_routed):
-    with pytest.raises(ModelError, match="must have vectors of one width, got 24 and 32"):
-        ours(make_routed("transformer", rows=24))
 
 
 NORMALIZE = [("2_Normalize", "Normalize")]
@@ -255,10 +248,9 @@ def test_vector_of_a_long_text_differs_from_sentence_transformers_only_where_it_
 
 def test_prompt_by_default_stands_before_queries_and_documents_where_none_is_theirs(make_folder):
     folder = make_folder(settings={"prompts": {"query": "", "any": "the way "}, "default_prompt_name": "any"})
-    model, encoder = published(folder), ours(folder)
-    vectors = model.encode(TEXTS, normalize_embeddings=True, show_progress_bar=False)
-    np.testing.assert_allclose(encoder.encode(TEXTS).document_vectors_NV, vectors, atol=1e-5)
-    np.testing.assert_allclose(encoder.encode_queries(TEXTS), vectors, atol=1e-5)
+    vectors = published(folder).encode(TEXTS, normalize_embeddings=True, show_progress_bar=False)
+    for found in (ours(folder).encode(TEXTS).document_vectors_NV, ours(folder).encode_queries(TEXTS)):
+        np.testing.assert_allclose(found, vectors, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +265,9 @@ def test_prompt_by_default_stands_before_queries_and_documents_where_none_is_the
 def test_vectors_through_a_dense_layer_equal_sentence_transformers(make_folder, dense):
     folder = make_folder(modules=[("2_Dense", "Dense"), ("3_Normalize", "Normalize")])
     write_dense(folder / "2_Dense", columns=32, **dense)
-    assert assert_equal_vectors(folder).vector_dim == dense["rows"]
+    encoder = assert_equal_vectors(folder)
+    assert encoder.vector_dim == encoder.backbone.embedding_dim == dense["rows"]
+    assert encoder.backbone.context_dim == encoder.backbone.first_stage.embedding_dim == 32
 
 
 def test_vectors_through_several_modules_equal_sentence_transformers(make_folder):
@@ -308,14 +302,9 @@ def test_settings_chosen_win_over_what_the_folder_brings(make_folder):
     chosen = {"pooling": "mean", "query_prefix": "", "document_prefix": "", "dims": 8}
     config = encoder_config({"model": str(folder), **chosen})
     assert {name: getattr(config, name) for name in chosen} == chosen
-    assert not config.pool_prefix
-
-
-def test_pool_prefix_is_not_brought_where_no_pooling_could_use_it(make_folder):
-    folder = make_folder(settings={"prompts": {"query": "old mark: "}})
-    assert encoder_config({"model": str(folder)}).pool_prefix
-    assert not encoder_config({"model": str(folder), "attention": "full"}).pool_prefix
-    assert not encoder_config({"model": str(folder), "pooling": "lmk"}).pool_prefix
+    for where, is_pooled in (({"pooling": "mean"}, True), ({"pooling": "lmk"}, False), (chosen, False)):
+        assert encoder_config({"model": str(folder), **where}).pool_prefix is is_pooled
+    assert not encoder_config({"model": str(folder), "pooling": "mean", "attention": "full"}).pool_prefix
 
 
 def test_fingerprint_any_changed_dense_layer_changes_it(make_folder):
@@ -330,26 +319,21 @@ def test_fingerprint_any_changed_dense_layer_changes_it(make_folder):
     assert len(prints) == 3
 
 
-def test_context_of_a_model_with_a_dense_layer_keeps_the_backbones_width(make_folder):
-    folder = make_folder(modules=[("2_Dense", "Dense")])
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [
+        ("max", "must be one of mean, cls, lasttoken"),
+        ("weightedmean", "must be one of mean, cls, lasttoken"),
+        (["mean", "cls"], "must be one of mean, cls, lasttoken"),
+        ("mean_sqrt_len_tokens", "a model with dense layers"),
+    ],
+)
+def test_pooling_that_is_not_run_is_refused_where_none_is_chosen(make_folder, mode, sentence):
+    folder = make_folder({"pooling_mode": mode}, modules=[("2_Dense", "Dense")])
     write_dense(folder / "2_Dense", 24, 32)
-    backbone = ours(folder).backbone
-    assert (backbone.embedding_dim, backbone.context_dim, backbone.first_stage.embedding_dim) == (24, 32, 32)
-
-
-@pytest.mark.parametrize("mode", ["max", "weightedmean", ["mean", "cls"]])
-def test_pooling_that_is_not_run_is_refused_where_none_is_chosen(make_folder, mode):
-    folder = make_folder({"pooling_mode": mode})
-    with pytest.raises(ModelError, match="must be one of mean, cls, lasttoken"):
+    with pytest.raises(ModelError, match=sentence):
         encoder_config({"model": str(folder)})
     assert encoder_config({"model": str(folder), "pooling": "mean"}).pooling == "mean"
-
-
-def test_pooling_by_the_root_of_the_length_before_a_dense_layer_is_refused(make_folder):
-    folder = make_folder({"pooling_mode": "mean_sqrt_len_tokens"}, modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 32)
-    with pytest.raises(ModelError, match="a model with dense layers"):
-        encoder_config({"model": str(folder)})
 
 
 WHOLE = {"linear.weight": torch.ones(24, 32, dtype=torch.int8), "linear.bias": torch.ones(24)}
@@ -377,15 +361,43 @@ def test_dense_layer_that_is_not_run_is_refused(make_folder, columns, config, te
         ours(folder)
 
 
-@pytest.mark.parametrize("path", ["../elsewhere", "/etc"])
-def test_module_outside_the_folder_is_refused(make_folder, path):
-    with pytest.raises(ModelError, match="must name folders inside it"):
-        ours(make_folder(modules=[(path, "Dense")]))
-
-
-@pytest.mark.parametrize("content", ["{}", "[3]", "not json"])
-def test_module_list_that_is_none_is_refused(make_folder, content):
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{}", r"modules\.json"),
+        ("[3]", r"modules\.json"),
+        ("not json", r"modules\.json"),
+        ('[{"type": "Dense", "path": "../elsewhere"}]', "must name folders inside it"),
+        ('[{"type": "Dense", "path": "/etc"}]', "must name folders inside it"),
+    ],
+)
+def test_module_list_that_is_none_or_names_folders_outside_is_refused(make_folder, content, sentence):
     folder = make_folder()
     (folder / "modules.json").write_text(content)
-    with pytest.raises(ModelError, match=r"modules\.json"):
+    with pytest.raises(ModelError, match=sentence):
         ours(folder)
+
+
+OF_MINILM = [
+    "How do I reverse a list in Python?",
+    "A cairn is a stack of stones that marks the way.",
+    "Ünïcödé, CJK 你好 and 😀 in one line.",
+    "word " * 120,
+    "a",
+    "[SEP] and [CLS] written out",
+]
+
+
+def test_vectors_of_the_embedded_model_equal_sentence_transformers(capfd):
+    model, whole = published(embedded_folder()), {"precision": "fp32", "landmark_interval": 128}
+    capfd.readouterr()
+    documents, short = (DocumentEncoder(EncoderConfig(**whole, dims=dims)) for dims in (None, 64))
+    assert capfd.readouterr() == ("", ""), "loading says nothing"
+    found, told = documents.encode(OF_MINILM), {"show_progress_bar": False}
+    assert found.chunk_offsets.tolist() == list(range(len(OF_MINILM) + 1))
+    np.testing.assert_allclose(found.document_vectors_NV, model.encode(OF_MINILM, **told), atol=1e-5)
+    truncated = model.encode(OF_MINILM, truncate_dim=64, normalize_embeddings=True, **told)
+    np.testing.assert_allclose(short.encode(OF_MINILM).document_vectors_NV, truncated, atol=1e-5)
+    model.set_pooling_include_prompt(False)
+    asked = DocumentEncoder(EncoderConfig(**whole, query_prefix="query: ")).encode_queries(OF_MINILM)
+    np.testing.assert_allclose(asked, model.encode(OF_MINILM, prompt="query: ", **told), atol=1e-5)
