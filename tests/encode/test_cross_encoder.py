@@ -1,7 +1,4 @@
-"""The cross-encoder against Sentence-Transformers and transformers, on a tiny random one.
-
-And the models that are none.
-"""
+"""The cross-encoder against transformers, on a tiny random one, and the models that are none."""
 
 from __future__ import annotations
 
@@ -62,17 +59,8 @@ def test_search_is_ranked_by_the_model(tiny_cross_encoder: Path, stones_root: Pa
 def test_command_line_ranks_by_the_model(
     tiny_cross_encoder: Path, stones_root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [
-        "search",
-        "granite",
-        "--collection",
-        "stones",
-        "--root",
-        str(stones_root),
-        "--json",
-        "--top-k",
-        "3",
-    ]
+    arguments = ["search", "granite", "--json", "--top-k", "3"]
+    arguments += ["--collection", "stones", "--root", str(stones_root)]
     assert run(cairn, [*arguments, "--rerank", str(tiny_cross_encoder)], "cairn") == 0
     said = capfd.readouterr()
     assert said.err == ""
@@ -86,56 +74,46 @@ def test_command_line_ranks_by_the_model(
     assert capfd.readouterr().err.startswith("error: ")
 
 
-def test_model_that_is_not_there_says_how_to_get_it() -> None:
+@pytest.fixture
+def changed(tiny_cross_encoder: Path, tmp_path: Path) -> Path:
+    """Return a copy of the cross-encoder."""
+    return Path(shutil.copytree(tiny_cross_encoder, tmp_path / "model"))
+
+
+def test_model_without_one_score_is_refused_instead_of_given_a_random_head(
+    tiny_model_folder: Path, changed: Path
+) -> None:
     with pytest.raises(ConfigError, match="cairn models get cross-encoder/none"):
         CrossEncoderReranker("cross-encoder/none")
-
-
-def test_model_without_a_head_is_refused_instead_of_given_a_random_one(tiny_model_folder: Path) -> None:
     with pytest.raises(ConfigError, match="no head for one"):
         CrossEncoderReranker(str(tiny_model_folder))
+    config = json.loads((changed / "config.json").read_text())
+    for labels, found in (({"0": "A", "1": "B", "2": "C"}, 3), ({}, 2)):
+        (changed / "config.json").write_text(json.dumps({**config, "id2label": labels}))
+        with pytest.raises(ConfigError, match=f"which has {found} scores"):
+            CrossEncoderReranker(str(changed))
 
 
-def test_model_of_several_scores_is_refused(tiny_cross_encoder: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny_cross_encoder, tmp_path / "model"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "A", "1": "B", "2": "C"}}))
-    with pytest.raises(ConfigError, match="which has 3 scores"):
-        CrossEncoderReranker(str(folder))
-    (folder / "config.json").write_text(
-        json.dumps({key: value for key, value in config.items() if key != "id2label"})
-    )
-    with pytest.raises(ConfigError, match="which has 2 scores"):
-        CrossEncoderReranker(str(folder))
-
-
-@pytest.mark.parametrize("damage", [b"", b"\xff" * 64])
-def test_damaged_weights_are_one_sentence(tiny_cross_encoder: Path, tmp_path: Path, damage: bytes) -> None:
-    folder = Path(shutil.copytree(tiny_cross_encoder, tmp_path / "model"))
-    (folder / "model.safetensors").write_bytes(damage)
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 64, None], ids=["empty", "damaged", "pickled"])
+def test_weights_that_are_no_safetensors_are_one_sentence(changed: Path, damage: bytes | None) -> None:
+    weights = changed / "model.safetensors"
+    if damage is None:
+        weights.rename(changed / "pytorch_model.bin")
+    else:
+        weights.write_bytes(damage)
     with pytest.raises(ModelError, match="must load as a cross-encoder in safetensors") as caught:
-        CrossEncoderReranker(str(folder))
+        CrossEncoderReranker(str(changed))
     assert "\n" not in str(caught.value)
 
 
-def test_weights_that_would_be_unpickled_are_not_loaded(tiny_cross_encoder: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny_cross_encoder, tmp_path / "model"))
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="in safetensors"):
-        CrossEncoderReranker(str(folder))
-
-
-def test_model_that_gives_nan_is_at_fault(
-    tiny_cross_encoder: Path, tmp_path: Path, stones_root: Path
-) -> None:
+def test_model_that_gives_nan_is_at_fault(changed: Path, stones_root: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    folder = Path(shutil.copytree(tiny_cross_encoder, tmp_path / "model"))
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_file(changed / "model.safetensors")
     tensors["classifier.bias"].fill_(float("nan"))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, changed / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match="one finite score a passage"):
-        open_collection("stones", root=stones_root).search("granite", rerank=str(folder))
+        open_collection("stones", root=stones_root).search("granite", rerank=str(changed))
 
 
 def test_failing_model_does_not_repeat_the_text(

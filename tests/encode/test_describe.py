@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -102,22 +103,18 @@ def test_refusal_or_useless_answer_costs_its_chunk_the_line_alone(embedding_serv
 
 def test_lines_are_asked_for_once_across_a_failure(embedding_server, tmp_path):
     left = iter(range(4))
-
-    def some(question: str):
-        return "A line." if next(left, None) is not None else (401, {}, b"")
-
-    embedding_server.answer = some
     text = "".join(f"Stone {number:02} lies on the old path.  " for number in range(20))[: 32 * 20]
-    for reply in (some, lambda _: "A line."):
-        embedding_server.answer = reply
-        describer = Describer(settings(embedding_server, endpoint_requests=1))
-        describer.keep_paid(tmp_path / "paid.sqlite")
-        if reply is some:
-            with pytest.raises(ConfigError, match=f"got no key .*put the key into {DESCRIBE_KEY_VARIABLE}"):
-                lines_of(describer, text)
-        else:
-            assert lines_of(describer, text) == ["A line."] * 20
-        describer.close()
+    describer = Describer(settings(embedding_server, endpoint_requests=1))
+    describer.keep_paid(tmp_path / "paid.sqlite")
+    embedding_server.answer = lambda _: "A line." if next(left, None) is not None else (401, {}, b"")
+    with pytest.raises(ConfigError, match=f"got no key .*put the key into {DESCRIBE_KEY_VARIABLE}"):
+        lines_of(describer, text)
+    describer.close()
+    embedding_server.answer = lambda _: "A line."
+    again = Describer(settings(embedding_server, endpoint_requests=1))
+    again.keep_paid(tmp_path / "paid.sqlite")
+    assert lines_of(again, text) == ["A line."] * 20
+    again.close()
     probes = {question for question in embedding_server.questions if "stays in the harbour" in question}
     assert {count for question, count in embedding_server.questions.items() if question not in probes} == {1}
 
@@ -132,30 +129,17 @@ def test_lines_are_asked_for_once_across_a_failure(embedding_server, tmp_path):
         ((500, {}, b""), EndpointDownError, "must take requests, got status 500"),
         ((404, {}, b""), ConfigError, "got status 404; check the address and the model's name"),
         ((400, {}, b""), ConfigError, "got status 400; check its model"),
+        (None, EndpointDownError, "must answer in 0 s, got nothing; try again later"),
     ],
 )
-def test_server_that_gives_no_line_ends_the_run_in_a_sentence(embedding_server, reply, error, sentence):
-    embedding_server.answer = lambda _: reply
+def test_server_that_gives_no_line_ends_the_run_in_a_sentence(
+    embedding_server, monkeypatch, reply, error, sentence
+):
+    embedding_server.answer = lambda _: reply or time.sleep(0.4) or "late"
+    if reply is None:
+        monkeypatch.setattr(describe, "INGEST", Patience(retry_seconds=0.0, total_seconds=0.1))
     with pytest.raises(error, match=sentence):
         lines_of(Describer(settings(embedding_server)))
-
-
-def test_server_that_is_late_ends_the_run_in_a_sentence(embedding_server, monkeypatch):
-    import time
-
-    embedding_server.answer = lambda _: time.sleep(0.4) or "late"
-    monkeypatch.setattr(describe, "INGEST", Patience(retry_seconds=0.0, total_seconds=0.1))
-    with pytest.raises(EndpointDownError, match="must answer in 0 s, got nothing; try again later"):
-        lines_of(Describer(settings(embedding_server)))
-
-
-def test_model_that_takes_another_bound_is_asked_with_it(embedding_server):
-    def thinking(_: str):
-        taken = "max_completion_tokens" in embedding_server.requests[-1]
-        return "A line." if taken else (400, {}, json.dumps({"error": {"message": "max_tokens"}}).encode())
-
-    embedding_server.answer = thinking
-    assert set(lines_of(Describer(settings(embedding_server, endpoint_requests=1)))) == {"A line."}
 
 
 @pytest.mark.parametrize(
@@ -170,9 +154,10 @@ def test_model_that_takes_another_bound_is_asked_with_it(embedding_server):
         ({"message": {"content": "Hm"}, "finish_reason": "length"}, "A line.", "A line."),
         ("<think>Hm", {"message": {"content": "Hm"}, "finish_reason": "length"}, None),
         ("", (400, {}, b"{}"), None),
+        ((400, {}, b"{}"), "A line.", "A line."),
     ],
 )
-def test_model_that_thinks_gives_its_line_or_is_refused_at_the_first_question(
+def test_model_that_thinks_or_takes_another_bound_gives_its_line_or_is_refused_at_the_first_question(
     embedding_server, shorter, longer, found
 ):
     embedding_server.answer = lambda _: shorter if "max_tokens" in embedding_server.requests[-1] else longer

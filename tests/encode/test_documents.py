@@ -122,29 +122,6 @@ def test_encode_later_windows_read_the_first_ones_landmarks_as_input_vectors(con
         assert moved > 1e-3 if own.stop - own.start > 3 else moved < 1e-5, text
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"attention": "chunk"}, "must go with attention full"),
-        ({"use_context": True}, "must go with a transformer alone"),
-    ],
-)
-def test_encode_document_context_where_nothing_reads_it_is_refused(config, backbone, changes, sentence):
-    with pytest.raises(ConfigError, match=f"document_context {sentence}"):
-        DocumentEncoder(
-            dataclasses.replace(config, **{"attention": "full", "document_context": 8} | changes),
-            None,
-            backbone,
-        )
-
-
-def test_encode_latent_of_a_model_without_latents_is_refused(tiny_model_folder):
-    with pytest.raises(
-        ConfigError, match=r"pooling latent must go with a model that holds latent_attention_model\.latents"
-    ):
-        DocumentEncoder(EncoderConfig(model=str(tiny_model_folder), pooling="latent"))
-
-
 @pytest.fixture(scope="module")
 def headless(tiny_latent_folder, tmp_path_factory):
     """A model whose tokenizer has no [CLS]."""
@@ -164,18 +141,15 @@ def test_encode_without_a_cls_token_equals_naive_rows_that_begin_with_text(
     require_naive(encoder_of(backbone=headless, attention=attention, pooling=pooling, document_prefix=prefix))
 
 
-@pytest.mark.parametrize(("attention", "pooling"), [("chunk", "cls"), ("full", "multi_cls")])
-def test_encode_cls_pooling_without_a_cls_token_is_refused(encoder_of, headless, attention, pooling):
-    with pytest.raises(ConfigError, match=f"pooling {pooling} must go with a model that has"):
-        encoder_of(backbone=headless, attention=attention, pooling=pooling)
-
-
-def test_encode_without_a_cls_token_has_room_for_one_more(encoder_of, headless):
+def test_encode_without_a_cls_token_has_room_for_one_more_and_no_pooling_of_it(encoder_of, headless):
     longest = {"landmark_interval": 95, "window_tokens": 97}
     encoded = encoder_of(backbone=headless, **longest).encode(["cat " * 95])
     assert encoded.chunk_offsets.tolist() == [0, 1]
     with pytest.raises(ConfigError, match="choose at most 94"):
         encoder_of(**longest)
+    for attention, pooling in (("chunk", "cls"), ("full", "multi_cls")):
+        with pytest.raises(ConfigError, match=f"pooling {pooling} must go with a model that has"):
+            encoder_of(backbone=headless, attention=attention, pooling=pooling)
 
 
 def test_encode_queries_with_a_temperature_of_their_own_use_it(encoder_of):
@@ -196,11 +170,6 @@ def test_encode_vectors_of_a_text_in_bf16_do_not_depend_on_the_texts_beside_it(c
     # Another kernel for a small batch would differ in the third digit.
     for text, vectors in zip(texts, together, strict=True):
         np.testing.assert_allclose(encoder.encode([text]).chunk_vectors_MV, vectors, atol=1e-5)
-
-
-def test_encode_counts_a_texts_own_tokens(encoder_of):
-    encoded = encoder_of().encode(["the cat sat", "\u200b"])
-    assert encoded.num_tokens.tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("truncate_dim", [1, 7, 32])
@@ -256,6 +225,7 @@ def test_encode_progress_counts_every_token_once(encoder_of, attention):
     encoded = encoder_of(attention=attention).encode(TEXTS, heard.append)
     assert len(heard) > 1
     assert sum(heard) == encoded.num_tokens.sum()
+    assert encoded.num_tokens[[0, 3]].tolist() == [7, 0], "a text's own tokens"
 
 
 class _Broken(WrappedBackbone):
@@ -277,18 +247,14 @@ class _Broken(WrappedBackbone):
         return hidden
 
 
-def test_encode_nan_from_the_model_names_the_document(encoder_of, backbone):
-    broken = _Broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk"))
+def test_encode_nan_from_the_model_names_the_document_or_the_query(encoder_of, backbone):
+    encoder = encoder_of(backbone=_Broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk")))
     with pytest.raises(
         ModelError, match="chunk 0 of document 4 of those encoded together; check the model's weights"
     ):
-        encoder_of(backbone=broken).encode(TEXTS)
-
-
-def test_encode_queries_nan_from_the_model_names_the_query(encoder_of, backbone):
-    broken = _Broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk"))
+        encoder.encode(TEXTS)
     with pytest.raises(ModelError, match="chunk 0 of query 1 of those encoded together"):
-        encoder_of(backbone=broken).encode_queries(["old path", "walk"])
+        encoder.encode_queries(["old path", "walk"])
 
 
 def test_encode_out_of_memory_gives_the_same_vectors_in_smaller_batches(encoder_of, backbone):
@@ -302,36 +268,19 @@ def queries(config):
     return TextEncoder(config)
 
 
-@pytest.mark.parametrize("text", ["old path?", "old stone path " * 20], ids=["short", "long"])
-def test_encode_query_equals_a_document_of_the_same_text(config, queries, text):
-    np.testing.assert_allclose(
-        queries.encode_queries([text]), DocumentEncoder(config).encode([text]).document_vectors_NV, atol=1e-6
-    )
+def test_encode_queries_equal_documents_of_the_same_texts_behind_the_same_prefix_in_their_order(config):
+    texts = ["old path?", "old stone path " * 20, "cat"]
+    for prefix in ("", "walk on: "):
+        queries = TextEncoder(dataclasses.replace(config, query_prefix=prefix, document_prefix="mat: "))
+        documents = DocumentEncoder(dataclasses.replace(config, document_prefix=prefix))
+        alone = np.concatenate([documents.encode([text]).document_vectors_NV for text in texts])
+        np.testing.assert_allclose(queries.encode_queries(texts), alone, atol=1e-5)
 
 
-def test_encode_query_with_its_prefix_equals_a_document_with_the_same(config):
-    queries = TextEncoder(dataclasses.replace(config, query_prefix="walk on: ", document_prefix="mat: "))
-    documents = DocumentEncoder(dataclasses.replace(config, document_prefix="walk on: "))
-    np.testing.assert_allclose(
-        queries.encode_queries(["old path?"]), documents.encode(["old path?"]).document_vectors_NV, atol=1e-6
-    )
-
-
-def test_encode_queries_keep_their_order(queries):
-    both = queries.encode_queries(["cat", "old stone path"])
-    apart = np.concatenate([queries.encode_queries([text]) for text in ("cat", "old stone path")])
-    np.testing.assert_allclose(both, apart, atol=1e-5)
-
-
-@pytest.mark.parametrize("text", ["", " \n\t"])
-def test_encode_empty_query_is_refused(queries, text):
-    with pytest.raises(ConfigError, match="a query must hold text, got an empty one at position 1"):
+@pytest.mark.parametrize("text", ["", " \n\t", "cat \ud800"])
+def test_encode_query_of_no_text_is_refused(queries, text):
+    with pytest.raises(ConfigError, match=r"must hold text, got an empty one at position 1|valid Unicode"):
         queries.encode_queries(["cat", text])
-
-
-def test_encode_lone_surrogate_is_refused(queries):
-    with pytest.raises(ConfigError, match="valid Unicode"):
-        queries.encode_queries(["cat \ud800"])
 
 
 @pytest.mark.parametrize(("texts", "threads"), [(["a stone"], 1), (["a stone"] * 200, 2)])
@@ -348,20 +297,6 @@ def test_short_queries_are_encoded_on_one_thread(config, torch_threads, monkeypa
     DocumentEncoder(config).encode_queries(texts)
     assert seen == [threads]
     assert torch.get_num_threads() == 2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RollingEncoder(EncoderConfig):
-    roll_metres: int = 3
-
-
-def test_fingerprint_added_option_changes_it_where_it_is_not_the_default(encoder_of, config, backbone):
-    encoders = [
-        DocumentEncoder(RollingEncoder(**dataclasses.asdict(config), roll_metres=metres), None, backbone)
-        for metres in (3, 4)
-    ]
-    before = encoder_of().fingerprint
-    assert [encoder.fingerprint == before for encoder in encoders] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -390,29 +325,28 @@ def test_fingerprint_setting_that_moves_vectors_changes_it(encoder_of, change):
     assert other.fingerprint != encoder_of().fingerprint
 
 
-def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(encoder_of, config, backbone):
-    older = ("pooling", "attention", "landmark_interval", "window_overlap_tokens", "temperature")
-    expected = fingerprint(
-        kind="encoder",
-        format=1,
-        weights=backbone.weights_fingerprint,
-        context=None,
-        max_window_tokens=config.window_tokens,
-        **{name: getattr(config, name) for name in older},
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RollingEncoder(EncoderConfig):
+    roll_metres: int = 3
+
+
+def test_fingerprint_is_of_weights_the_first_settings_and_what_is_not_the_default(
+    encoder_of, config, backbone, make_context
+):
+    names = ("pooling", "attention", "landmark_interval", "window_overlap_tokens", "temperature")
+    first = {name: getattr(config, name) for name in names} | {"max_window_tokens": config.window_tokens}
+    own = {"kind": "encoder", "format": 1, "weights": backbone.weights_fingerprint, "context": None}
+    rolling = (
+        DocumentEncoder(RollingEncoder(**dataclasses.asdict(config), roll_metres=metres), None, backbone)
+        for metres in (3, 4)
     )
-    assert encoder_of().fingerprint == expected
-
-
-def test_fingerprint_precision_and_batch_size_leave_it_alone(encoder_of, config):
-    other = DocumentEncoder(dataclasses.replace(config, precision="bf16", batch_tokens=7))
-    assert other.fingerprint == encoder_of().fingerprint
-
-
-def test_fingerprint_context_changes_it_only_when_used(encoder_of, make_context):
-    one, two = (encoder_of(make_context(seed=seed), use_context=True).fingerprint for seed in (0, 1))
-    alone = encoder_of().fingerprint
-    assert len({one, two, alone}) == 3
-    assert encoder_of(make_context()).fingerprint == alone
+    coarse = dataclasses.replace(config, precision="bf16", batch_tokens=7)
+    contexts = [encoder_of(make_context(seed=seed), use_context=True).fingerprint for seed in (0, 1)]
+    same, other = (each.fingerprint for each in rolling)
+    before = encoder_of().fingerprint
+    assert before == fingerprint(**own, **first)
+    assert {same, DocumentEncoder(coarse).fingerprint, encoder_of(make_context()).fingerprint} == {before}
+    assert len({before, other, *contexts}) == 4
 
 
 @pytest.mark.parametrize(
@@ -427,6 +361,14 @@ def test_fingerprint_context_changes_it_only_when_used(encoder_of, make_context)
             "document_prefix must leave a chunk of 12 tokens room .* may have 26, got 27",
         ),
         ({"query_prefix": "a " * 27}, "query_prefix must leave a chunk of 12 tokens room"),
+        ({"document_context": 8}, "document_context must go with attention full"),
+        (
+            {"attention": "full", "document_context": 8, "use_context": True},
+            "document_context must go with a transformer alone",
+        ),
+        ({"whole_text_tokens": 39}, "whole_text_tokens must lie between 0 and 38"),
+        ({"whole_text_tokens": -1}, "whole_text_tokens must be a whole number of at least 0"),
+        ({"whole_text_tokens": 95, "window_tokens": 97}, "whole_text_tokens must leave special tokens room"),
     ],
 )
 def test_encoder_setting_that_does_not_fit_is_refused(encoder_of, change, sentence):
@@ -434,34 +376,20 @@ def test_encoder_setting_that_does_not_fit_is_refused(encoder_of, change, senten
         encoder_of(**change)
 
 
-SHORT, LONG = " ".join(["word"] * 7), " ".join(["word"] * 30)
+def test_encode_latent_of_a_model_without_latents_is_refused(tiny_model_folder):
+    with pytest.raises(
+        ConfigError, match=r"pooling latent must go with a model that holds latent_attention_model\.latents"
+    ):
+        DocumentEncoder(EncoderConfig(model=str(tiny_model_folder), pooling="latent"))
 
 
-def _encoder(folder, **settings):
-    return DocumentEncoder(
-        EncoderConfig(**{"model": str(folder), "landmark_interval": 16, "precision": "fp32", **settings})
-    )
-
-
-def test_a_text_of_few_tokens_is_one_chunk_and_a_longer_one_is_cut(tiny_model_folder):
-    encoder = _encoder(tiny_model_folder, whole_text_tokens=40)
-    plain = _encoder(tiny_model_folder)
-    encoded, cut = encoder.encode([SHORT, LONG]), plain.encode([SHORT, LONG])
+def test_a_text_of_few_tokens_is_one_chunk_and_a_longer_one_is_cut(encoder_of):
+    texts = [" ".join(["word"] * 4), " ".join(["word"] * 30)]
+    encoded, cut = encoder_of(whole_text_tokens=30).encode(texts), encoder_of().encode(texts)
     tokens = encoded.num_tokens.tolist()
-    assert 16 < tokens[0] <= 40 < tokens[1]
+    assert 12 < tokens[0] <= 30 < tokens[1]
     assert np.diff(encoded.chunk_offsets)[0] == 1 < np.diff(cut.chunk_offsets)[0]
     assert np.diff(encoded.chunk_offsets)[1] == np.diff(cut.chunk_offsets)[1]
-    assert (encoded.start_char[0], encoded.end_char[0]) == (0, len(SHORT))
-    whole = _encoder(tiny_model_folder, landmark_interval=40)
-    np.testing.assert_allclose(
-        encoded.document_vectors_NV[0], whole.encode([SHORT]).document_vectors_NV[0], atol=1e-6
-    )
-
-
-def test_a_whole_text_has_room_in_its_row(tiny_model_folder):
-    with pytest.raises(ConfigError, match="whole_text_tokens must lie between 0 and 510"):
-        EncoderConfig(whole_text_tokens=511)
-    with pytest.raises(ConfigError, match="whole_text_tokens must be a whole number of at least 0"):
-        EncoderConfig(whole_text_tokens=-1)
-    with pytest.raises(ConfigError, match="whole_text_tokens must leave special tokens room"):
-        _encoder(tiny_model_folder, whole_text_tokens=500)
+    assert (encoded.start_char[0], encoded.end_char[0]) == (0, len(texts[0]))
+    whole = encoder_of(landmark_interval=30).encode(texts[:1])
+    np.testing.assert_allclose(encoded.document_vectors_NV[:1], whole.document_vectors_NV, atol=1e-6)

@@ -4,7 +4,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline import durable
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.shards import (
     ADDED_COLUMNS,
@@ -20,6 +19,8 @@ from cairn.pipeline.encode.shards import (
 )
 from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.types import GIVEN_VECTORS, chunks_schema, documents_schema, staged_schema
+
+from tests.small_ingests import stopped_at
 
 
 def _vectors(count):
@@ -83,18 +84,13 @@ def folder(tmp_path):
     return folder
 
 
-@pytest.fixture
-def observers(monkeypatch):
-    monkeypatch.setattr(durable, "_observers", [])
-    return durable.observe_commit_points
-
-
-def test_finished_shards_are_in_numeric_order(folder):
+def test_finished_shards_are_read_in_numeric_order_and_counted(folder):
     assert finished_shards(folder) == [2, 10]
-
-
-def test_read_chunks_come_in_their_documents_order(folder):
     assert _doc_ids(folder, "chunks") == ["c", "c", "a", "a", "a", "a", "d", "d"]
+    assert (count_rows(folder, "documents", 2), count_rows(folder, "chunks", 2)) == (2, 4)
+    assert read_chunk_counts(folder, 10) == {"a": 2, "d": 2}
+    staleness = [{"doc_id": name, "content_sha256": name} for name in ("c", "a")]
+    assert read_document_hashes(folder, 2).to_pylist() == staleness
 
 
 @pytest.mark.parametrize("table", ["documents", "chunks"])
@@ -103,18 +99,13 @@ def test_read_stale_document_is_left_out_of_its_own_shard_only(folder, table):
     assert _doc_ids(folder, table, stale={2: ["a"]}).count("a") == (1 if table == "documents" else 2)
 
 
-def test_read_rows_equal_what_was_written(folder):
-    written = _tables("c", "a")[2]
-    batches = list(read_encoded(folder, "chunks", stale={10: ["a", "d"]}))
-    assert pa.Table.from_batches(batches).equals(written)
-
-
-def test_read_documents_have_the_stored_columns_and_the_staged_rows_as_they_came(folder):
-    documents = pa.Table.from_batches(list(read_encoded(folder, "documents", stale={10: ["a", "d"]})))
-    stored = documents_schema(METADATA, 2)
+def test_read_rows_equal_what_was_written_and_documents_are_the_staged_rows_with_what_was_added(folder):
+    rows, added, chunks = _tables("c", "a")
+    own = {"stale": {10: ["a", "d"]}}
+    assert pa.Table.from_batches(list(read_encoded(folder, "chunks", **own))).equals(chunks)
+    documents = pa.Table.from_batches(list(read_encoded(folder, "documents", **own)))
+    stored, rows = documents_schema(METADATA, 2), rows.drop_columns([GIVEN_VECTORS])
     assert documents.select(stored.names).schema.equals(stored)
-    rows, added, _ = _tables("c", "a")
-    rows = rows.drop_columns([GIVEN_VECTORS])
     assert documents.select(rows.column_names).equals(rows)
     assert documents.select(added.column_names).equals(added)
 
@@ -132,33 +123,13 @@ def test_read_documents_of_many_row_groups_keep_rows_and_vectors_together(tmp_pa
     assert table.column("cluster_id").to_pylist() == list(range(101, 500))
 
 
-def test_counts_of_a_shard_are_its_rows(folder):
-    assert (count_rows(folder, "documents", 2), count_rows(folder, "chunks", 2)) == (2, 4)
-    assert read_chunk_counts(folder, 10) == {"a": 2, "d": 2}
-
-
-def test_read_document_hashes_give_what_staleness_is_told_by(folder):
-    assert read_document_hashes(folder, 2).to_pylist() == [
-        {"doc_id": "c", "content_sha256": "c"},
-        {"doc_id": "a", "content_sha256": "a"},
-    ]
-
-
 @pytest.mark.parametrize(("point", "finished"), [("shard-chunks-written", []), ("shard-written", [0])])
-def test_write_killed_at_a_commit_point_leaves_a_whole_shard_or_none(tmp_path, observers, point, finished):
-    def kill(name):
-        if name == point:
-            raise KeyboardInterrupt
-
-    observers(kill)
-    with pytest.raises(KeyboardInterrupt):
+def test_write_killed_at_a_commit_point_leaves_a_whole_shard_or_none_and_is_finished_again(
+    tmp_path, point, finished
+):
+    with stopped_at(point):
         _write(tmp_path / "encoded", 0, "a")
     assert finished_shards(tmp_path / "encoded") == finished
-
-
-def test_write_again_after_a_kill_finishes_the_shard(tmp_path):
-    _write(tmp_path / "encoded", 0, "a")
-    shard_path(tmp_path / "encoded", "documents", 0).unlink()
     _write(tmp_path / "encoded", 0, "a")
     assert _doc_ids(tmp_path / "encoded", "chunks") == ["a", "a"]
 
@@ -168,16 +139,10 @@ def test_write_moves_the_staged_file_and_copies_no_text(folder):
     assert "text" not in pq.read_schema(shard_path(folder, "documents", 2)).names
 
 
-def test_write_over_a_shard_that_lost_a_file_is_unfinished_until_its_end(folder, observers):
+def test_write_over_a_shard_that_lost_a_file_is_unfinished_until_its_end(folder):
     """Else chunks of the new one would be read with documents of the old one."""
     shard_path(folder, "chunks", 10).unlink()
-
-    def kill(name):
-        if name == "shard-chunks-written":
-            raise KeyboardInterrupt
-
-    observers(kill)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at("shard-chunks-written"):
         _write(folder, 10, "e")
     assert finished_shards(folder) == [2]
 
@@ -192,36 +157,17 @@ def test_read_damaged_shard_is_an_integrity_error(folder, table, file):
         list(read_encoded(folder, table))
 
 
-DOC_IDS = ["b", "a", "c"]
-TEXTS = ["old stone path " * 10, "cat", "the mat"]
-
-
-@pytest.fixture
-def encoded(config, backbone):
-    return DocumentEncoder(config, None, backbone).encode(TEXTS)
-
-
-@pytest.fixture
-def shard(encoded):
-    return shard_tables(DOC_IDS, encoded, np.arange(3, dtype=np.int32) + 7)
-
-
-def test_shard_tables_have_the_stored_schemas(shard):
-    documents, chunks = shard
+def test_shard_tables_hold_what_was_encoded_in_the_stored_schemas(config, backbone):
+    doc_ids, texts = ["b", "a", "c"], ["old stone path " * 10, "cat", "the mat"]
+    encoded = DocumentEncoder(config, None, backbone).encode(texts)
+    documents, chunks = shard_tables(doc_ids, encoded, np.arange(3, dtype=np.int32) + 7)
     stored = documents_schema((), 32)
     assert list(documents.schema) == [stored.field(name) for name in ADDED_COLUMNS]
     assert chunks.schema.equals(chunks_schema(32))
-
-
-def test_shard_tables_chunks_follow_their_documents(shard):
-    documents, chunks = shard
     assert documents.column("num_chunks").to_pylist() == [3, 1, 1]
+    assert documents.column("cluster_id").to_pylist() == [7, 8, 9]
     assert chunks.column("chunk_id").to_pylist() == ["b#0", "b#1", "b#2", "a#0", "c#0"]
     assert chunks.column("doc_id").to_pylist() == ["b", "b", "b", "a", "c"]
     assert chunks.column("ordinal").to_pylist() == [0, 1, 2, 0, 0]
-
-
-def test_shard_tables_vectors_are_the_encoders(shard, encoded):
-    documents, chunks = (np.array(table.column("vector").to_pylist(), np.float32) for table in shard)
-    np.testing.assert_array_equal(documents, encoded.document_vectors_NV)
-    np.testing.assert_array_equal(chunks, encoded.chunk_vectors_MV)
+    for table, vectors in ((documents, encoded.document_vectors_NV), (chunks, encoded.chunk_vectors_MV)):
+        np.testing.assert_array_equal(np.array(table.column("vector").to_pylist(), np.float32), vectors)

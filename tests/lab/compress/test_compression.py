@@ -84,7 +84,6 @@ def test_quantised_model_loads_with_nearly_the_same_vectors(tiny_model_folder, s
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_quantised_model_has_the_same_vectors_on_openvino(small, weights):
-    pytest.importorskip("openvino")
     folder = str(small(weights=weights, group_size=16))
     found, expected = (
         load_encoder(folder, backend=backend, precision="fp32").landmark_embeddings(TEXTS)[0].vectors_LV
