@@ -89,7 +89,7 @@ def make_late(make_folder):
             ):
                 (folder / name).mkdir()
                 _write(folder / name / "config.json", content)
-            expansion = {"strategy": "min", "attend": False, "token": "[MASK]", "length": 7}
+            expansion = {"strategy": "min", "attend": False, "token": "[MASK]", "length": LENGTH}
             _write(folder / "sentence_bert_config.json", {"max_seq_length": 90, "query_expansion": expansion})
             prompts = {"query": "which ", "document": ""}
             _write(
@@ -155,16 +155,14 @@ def test_evaluation_leaves_out_rows_by_plain_states(make_late, monkeypatch):
     assert "its own token vectors" in left_out[only.name]
 
 
-def test_late_interaction_model_is_neither_saved_nor_given_context(make_late, tmp_path):
+def test_late_interaction_model_is_neither_saved_nor_given_context_nor_without_its_projection(
+    make_late, tmp_path
+):
     folder = make_late("stanford")
     with pytest.raises(ConfigError, match="copy its folder instead"):
         load_encoder(folder).save(tmp_path / "saved")
     with pytest.raises(ConfigError, match="use_context must be left out"):
         load_encoder(folder, use_context=True)
-
-
-def test_colbert_without_its_projection_is_refused(make_late):
-    folder = make_late("stanford")
     tensors = load_file(folder / "model.safetensors")
     del tensors["linear.weight"]
     save_file(tensors, folder / "model.safetensors")
