@@ -23,28 +23,21 @@ def encoder(backbone):
     return ContextEncoder(backbone, 20)
 
 
-def test_embed_batch_equals_one_mean_a_text(backbone, encoder):
-    embeddings = encoder.embed(TEXTS)
-    for row, text in zip(embeddings, TEXTS, strict=True):
-        ids = [
-            backbone.cls_id,
-            *backbone.tokenizer.encode(text, add_special_tokens=False).ids[:18],
-            backbone.landmark_id,
-        ]
+@pytest.mark.parametrize("has_cls", [True, False])
+def test_embed_batch_equals_one_mean_a_text(backbone, has_cls):
+    wrapped = WrappedBackbone(backbone)
+    wrapped.cls_id = backbone.cls_id if has_cls else None
+    opening = [backbone.cls_id] * has_cls
+    for row, text in zip(ContextEncoder(wrapped, 20).embed(TEXTS), TEXTS, strict=True):
+        own = backbone.tokenizer.encode(text, add_special_tokens=False).ids[: 19 - has_cls]
+        ids = [*opening, *own, backbone.landmark_id]
         naive = backbone.hidden_states(np.array([ids]), np.array([len(ids)]))[0].mean(0)
         torch.testing.assert_close(torch.from_numpy(row), naive, atol=1e-5, rtol=0)
 
 
-def test_embed_without_a_cls_token_reads_one_token_more(backbone):
-    headless = WrappedBackbone(backbone)
-    headless.cls_id = None
-    (row,) = ContextEncoder(headless, 20).embed([TEXTS[2]])
-    ids = [*backbone.tokenizer.encode(TEXTS[2], add_special_tokens=False).ids[:19], backbone.landmark_id]
-    naive = backbone.hidden_states(np.array([ids]), np.array([20]))[0].mean(0)
-    torch.testing.assert_close(torch.from_numpy(row), naive, atol=1e-5, rtol=0)
-
-
-def test_of_a_long_text_only_the_head_is_tokenised(backbone):
+def test_of_a_long_text_only_the_head_is_tokenised_and_rows_have_positions(backbone):
+    with pytest.raises(ConfigError, match="96 positions, got 97"):
+        ContextEncoder(backbone, 97)
     assert 20 <= len(encoded_head(backbone.tokenizer, "cat " * 100_000, 20).ids) < 1_000
 
 
@@ -59,11 +52,6 @@ def test_temperature_and_prefix_change_fingerprint_and_embeddings(tiny_model_fol
     config = EncoderConfig(model=str(tiny_model_folder), document_prefix="old: ")
     made = ContextEncoder.of(backbone, config, ContextConfig(max_document_tokens=20))
     assert made.fingerprint == encoder.fingerprint, "its own first stage has no prefix"
-
-
-def test_context_encoder_more_tokens_than_positions_is_refused(backbone):
-    with pytest.raises(ConfigError, match="96 positions, got 97"):
-        ContextEncoder(backbone, 97)
 
 
 def test_context_encoder_of_a_checkpoint_with_a_first_stage_stands_behind_the_documents_prefix(make_cde):

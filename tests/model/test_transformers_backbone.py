@@ -82,17 +82,15 @@ def test_setting_that_transformers_cannot_follow_is_refused(make_family, setting
         load_encoder(make_family("electra"), **setting).encode_documents(["a"])
 
 
-def test_weight_that_the_file_lacks_is_refused_and_not_drawn(make_family, tmp_path):
+def test_weight_that_the_file_lacks_is_not_drawn_and_a_model_that_reads_no_text_not_run(
+    make_family, tmp_path
+):
     folder = shutil.copytree(make_family("electra"), tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     del tensors["encoder.layer.1.output.dense.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"must hold encoder\.layer\.1\.output\.dense\.weight"):
         _backbone(folder)
-
-
-def test_model_that_reads_no_text_is_refused(make_family, tmp_path):
-    folder = shutil.copytree(make_family("electra"), tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(ModelError, match=r"must load in transformers|must hold"):
         _backbone(folder)

@@ -11,10 +11,10 @@ from cairn.pipeline.model.engine.attention import Workspace, attend, bias_where
 CPU = torch.device("cpu")
 
 
-def _inputs(dtype):
+def _inputs(dtype, shape=(3, 2, 10), num_keys=13):
     generator = torch.Generator().manual_seed(0)
-    query = torch.randn(3, 2, 10, 8, generator=generator).to(dtype)
-    key, value = torch.randn(2, 3, 2, 13, 8, generator=generator).to(dtype)
+    query = torch.randn(*shape, 8, generator=generator).to(dtype)
+    key, value = torch.randn(2, *shape[:2], num_keys, 8, generator=generator).to(dtype)
     return query, key, value
 
 
@@ -47,9 +47,7 @@ def test_attend_equals_the_naive_softmax(kind, scores_per_step, dtype, worst, mo
 
 @pytest.mark.parametrize("num_keys", [1_024, 1_031])
 def test_attend_long_bf16_rows_equal_the_naive_softmax(num_keys):
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(1, 2, 5, 8, generator=generator).bfloat16()
-    key, value = torch.randn(2, 1, 2, num_keys, 8, generator=generator).bfloat16()
+    query, key, value = _inputs(torch.bfloat16, (1, 2, 5), num_keys)
     mixed = attend(query, key, value, None, Workspace(CPU))
     assert float((mixed.double() - _naive(query, key, value, None)).abs().max()) <= 0.005
 

@@ -22,10 +22,14 @@ def _vectors():
     return torch.randn(2, 7, 6, 8, generator=torch.Generator().manual_seed(0))
 
 
-def _rotated(table, vectors, num_context=0):
+def _rotated(table, vectors, num_context=0, first_position=0):
     turned = vectors.clone()
     batch = Batch(
-        lengths_B=np.array([7]), num_tokens=7 - num_context, num_lead=num_context, num_unplaced=num_context
+        lengths_B=np.array([7 - num_context]),
+        num_tokens=7 - num_context,
+        num_lead=num_context,
+        num_unplaced=num_context,
+        first_position=first_position,
     )
     table.rotate_(turned, table.at(batch.positions(torch.arange(7))), Workspace(CPU))
     return turned
@@ -41,27 +45,25 @@ def _naive(vectors, positions, rotary_dim=8, theta=100.0):
 
 
 @pytest.mark.parametrize(
-    ("rotary_dim", "num_context", "positions"),
-    [(8, 0, range(7)), (4, 0, range(7)), (8, 3, [0, 0, 0, 0, 1, 2, 3])],
-    ids=["whole heads", "a part of each head", "context is not turned"],
+    ("rotary_dim", "num_context", "first_position", "positions"),
+    [
+        (8, 0, 0, range(7)),
+        (4, 0, 0, range(7)),
+        (8, 3, 0, [0, 0, 0, 0, 1, 2, 3]),
+        (8, 2, 9, [0, 0, *range(9, 14)]),
+    ],
+    ids=["whole heads", "a part of each head", "context is not turned", "from a first position on"],
 )
-def test_rotate_equals_complex_multiplication(rotary_dim, num_context, positions):
+def test_rotate_equals_complex_multiplication(rotary_dim, num_context, first_position, positions):
     vectors = _vectors()
-    turned = _rotated(_table(rotary_dim=rotary_dim), vectors, num_context)
+    turned = _rotated(_table(rotary_dim=rotary_dim), vectors, num_context, first_position)
+    assert torch.equal(turned[:, :num_context], vectors[:, :num_context])
     assert float((turned - _naive(vectors, positions, rotary_dim=rotary_dim)).abs().max()) <= 1e-6
 
 
 def test_rotate_bf16_is_the_rounded_float32():
     vectors = _vectors().bfloat16()
     assert torch.equal(_rotated(_table(), vectors), _rotated(_table(), vectors.float()).bfloat16())
-
-
-def test_rotate_from_a_first_position_on_turns_by_it():
-    vectors, turned, table = _vectors(), _vectors(), _table()
-    batch = Batch(lengths_B=np.array([5]), num_tokens=5, num_lead=2, num_unplaced=2, first_position=9)
-    table.rotate_(turned, table.at(batch.positions(torch.arange(7))), Workspace(CPU))
-    assert torch.equal(turned[:, :2], vectors[:, :2])
-    assert float((turned[:, 2:] - _naive(vectors[:, 2:], range(9, 14))).abs().max()) <= 1e-6
 
 
 def test_mixed_ntk_divides_frequencies_as_published(make):

