@@ -26,7 +26,7 @@ from tests.exact_search import clustered_vectors
 
 KINDS = tuple(FAISS_KINDS)
 ROUNDING = 1e-4
-
+FAILURE = "Error: 'err == cudaSuccess' failed: out of memory"
 
 VECTORS, QUERIES = clustered_vectors(6_000), clustered_vectors(30, 1)
 
@@ -70,9 +70,7 @@ class FaissGpu:
         self.calls.append(call)
         self.uses_left -= 1
         if self.uses_left < 0:
-            raise RuntimeError(
-                "Error: 'err == cudaSuccess' failed: out of memory\nat StandardGpuResources.cpp"
-            )
+            raise RuntimeError(f"{FAILURE}\nat StandardGpuResources.cpp")
 
     def index_cpu_to_gpu(self, resources: Any, device: int, index: Any, options: Any) -> Any:
         assert isinstance(resources, self.StandardGpuResources)
@@ -191,9 +189,8 @@ def test_card_that_fails_in_the_middle_leaves_the_rest_to_processors(
     with caplog.at_level(logging.WARNING):
         found = [answers(built(tmp_path / "card.faiss", "ivf_sq8")) for _ in range(2)][-1]
     np.testing.assert_array_equal(found[1], expected[1])
-    assert [record.message for record in caplog.records] == [
-        "index_device.card_failed, the processors go on: Error: 'err == cudaSuccess' failed: out of memory"
-    ]
+    (record,) = caplog.records
+    assert record.message == f"index_device.card_failed, the processors go on: {FAILURE}"
 
 
 class NoCard(FaissGpu):
@@ -228,10 +225,10 @@ def test_ingest_that_asks_for_a_card_reads_nothing_without_one(
 ) -> None:
     from cairn.pipeline.line.build_index import build_index  # needs LanceDB, which tests of a card do not
 
-    choose(monkeypatch, NoCard())
+    module = NoCard()
+    choose(monkeypatch, module)
     with pytest.raises(ConfigError, match="must find a CUDA card"):
         build_index(["nowhere"], tmp_path, "notes", IngestConfig(index_device="gpu"))
-    module = NoCard()
     choose(monkeypatch, module)
     answers(built(tmp_path / "x.faiss", "ivf_sq8"))
     assert module.calls == [], "auto asks nothing of a card that is not there"

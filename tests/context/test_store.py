@@ -111,10 +111,7 @@ def test_arrow_file_of_another_kind_or_of_other_arrays_is_refused(
     [
         (np.ones((2, 5), np.float32), "an embedding for each document"),
         (np.ones((3, 5)), "finite float32 rows"),
-        (
-            np.full((3, 7), np.nan, np.float32),
-            "finite float32 rows, got others, such as",
-        ),
+        (np.full((3, 7), np.nan, np.float32), "finite float32 rows, got others, such as"),
         (np.full((3, 7), np.inf, np.float32), "finite float32 rows"),
     ],
 )

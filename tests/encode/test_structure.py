@@ -130,30 +130,27 @@ def _shown(tokenizer, text: str, interval: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("unit", "opening"),
+    ("unit", "opening", "size"),
     [
-        ("The cat sat on the river. ", "The"),
-        ("- the cat sat on the mat\n", "- "),
-        ("| cat | mat |\n", "| cat"),
-        ("cat = mat(old, path)\n", "cat"),
-        ("    cat = mat(old, path)\n", "    cat"),
-        ("| The old cat. | A mat. Old. |\n", "| The"),
+        ("The cat sat on the river. ", "The", 4),
+        ("- the cat sat on the mat\n", "- ", 4),
+        ("| cat | mat |\n", "| cat", 4),
+        ("cat = mat(old, path)\n", "cat", 4),
+        ("    cat = mat(old, path)\n", "    cat", 4),
+        ("| The old cat. | A mat. Old. |\n", "| The", 4),
+        # Not at sentences of comments.
+        ("mat = cat(old)  # The river. The stone. A path is old, (a)\n", "mat", 1.5),
     ],
 )
-def test_shown_chunk_begins_and_ends_where_a_sentence_an_item_a_row_or_a_line_does(backbone, unit, opening):
+def test_shown_chunk_begins_and_ends_where_a_sentence_an_item_a_row_or_a_line_does(
+    backbone, unit, opening, size
+):
     head = "| a | b |\n|---|---|\n" if unit.startswith("|") else ""
-    size = _num_tokens(backbone.tokenizer, unit)
-    pieces = _shown(backbone.tokenizer, head + unit * 60, 4 * size + 1)
+    interval = int(size * _num_tokens(backbone.tokenizer, unit)) + 1
+    pieces = _shown(backbone.tokenizer, head + unit * 60, interval)
     assert len(pieces) > 10
     assert all(piece.startswith(opening) for piece in pieces[1:])
     assert all(piece.endswith(unit) for piece in pieces)
-
-
-def test_shown_chunk_of_source_code_ends_at_lines_and_not_at_sentences_of_comments(backbone):
-    line = "mat = cat(old)  # The river. The stone. A path is old, (a)\n"
-    pieces = _shown(backbone.tokenizer, line * 60, 3 * _num_tokens(backbone.tokenizer, line) // 2)
-    assert len(pieces) > 30
-    assert all(len(piece) % len(line) == 0 for piece in pieces)
 
 
 def test_shown_chunk_does_not_end_with_the_heading_of_the_next(backbone):

@@ -24,15 +24,7 @@ def backbone(tiny_model_folder: Path) -> Any:
 def rows_of(lengths: list[int]) -> Rows:
     ids = np.random.default_rng(0).integers(5, 20, sum(lengths)).astype(np.int32)
     chunks = split_into_chunks(np.zeros(sum(lengths), np.uint8), np.cumsum([0, *lengths]), 64)
-    return lay_out(
-        ids,
-        chunks,
-        attention="chunk",
-        cls_id=2,
-        landmark_id=3,
-        pooling="mean",
-        prefix_ids=np.zeros(0, np.int32),
-    )
+    return lay_out(ids, chunks, attention="chunk", cls_id=2, landmark_id=3, pooling="mean")
 
 
 def test_small_batches_are_a_few_widths_and_large_ones_as_wide_as_their_longest_row(
@@ -51,9 +43,7 @@ def test_small_batches_are_a_few_widths_and_large_ones_as_wide_as_their_longest_
     exact = embed_chunks(backbone, rows_of(LENGTHS), batch_tokens=10_000)
     assert widths == [24, 20]
     np.testing.assert_allclose(padded, exact, atol=1e-6)
-
-
-def test_small_batch_is_never_wider_than_the_model_reads(backbone: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
     monkeypatch.setattr(backbone, "max_positions", 21)
     assert embed_chunks(backbone, rows_of([19]), batch_tokens=10_000).shape == (1, 32)
 

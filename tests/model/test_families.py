@@ -24,12 +24,9 @@ from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.backbone import Backbone
-from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_types import MODEL_TYPES
 from cairn.pipeline.poolings import POOLINGS, Attention, Pooling
 from safetensors.torch import save_file
-
-from tests.lab.train.families import tiny_new
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
@@ -53,13 +50,6 @@ EVERY_FAMILY = {
 TEXTS = ["the cat sat on the mat.", "old stone path " * 12, "a", "walking mountains, rivers; " * 5 + "end"]
 
 
-def _write_m3bert(tokenizer_folder: Path, folder: Path) -> Path:
-    checkpoint = tiny_new("m3bert", tokenizer_folder, seed=3)
-    weights = {name: 4.0 * tensor for name, tensor in checkpoint.tensors.items()}
-    save_encoder_folder(folder, replace(checkpoint, tensors=weights), EncoderConfig())
-    return folder
-
-
 @pytest.fixture(scope="session")
 def family_folder(
     tiny_model_folder: Path,
@@ -81,8 +71,6 @@ def family_folder(
                 json.dumps(json.loads((folder / "config.json").read_text()) | changes)
             )
             return folder
-        if family == "m3bert":
-            return _write_m3bert(tiny_model_folder, tmp_path_factory.mktemp("m3bert") / "model")
         if family == "electra":
             return shutil.copytree(make_family(family), tmp_path_factory.mktemp(family) / "model")
         if family.startswith("cde"):
@@ -140,13 +128,7 @@ def _encoder(config: EncoderConfig, *, backwards: bool = False) -> DocumentEncod
         return DocumentEncoder(config, None, backbone)
     context = _context(backbone)
     if backwards:
-        context = ContextSet(
-            doc_ids=context.doc_ids[::-1],
-            content_sha256s=context.content_sha256s,
-            cluster_ids_C=context.cluster_ids_C,
-            embeddings_CD=context.embeddings_CD[::-1].copy(),
-            first_stage_fingerprint="first",
-        )
+        context = replace(context, embeddings_CD=context.embeddings_CD[::-1].copy())
     return DocumentEncoder(config, context, backbone)
 
 
@@ -229,15 +211,10 @@ def _features(folder: Path) -> dict[str, str]:
         assert other is None or np.allclose(other, plain, atol=1e-4)
         return other is not None
 
-    tried = {mode: _is_taken(folder, *mode) for mode in MODES}
-    poolings = [
-        pooling for pooling in get_args(Pooling) if any(tried[mode] for mode in MODES if mode[1] == pooling)
-    ]
-    attentions = [
-        attention
-        for attention in get_args(Attention)
-        if any(tried[mode] for mode in MODES if mode[0] == attention)
-    ]
+    taken = {each for mode in MODES if _is_taken(folder, *mode) for each in mode}
+    poolings, attentions = (
+        [each for each in get_args(kind) if each in taken] for kind in (Pooling, Attention)
+    )
     context = moves(use_context=True)
     if context == "yes":
         ahead, back = (_vectors(folder, use_context=True, backwards=backwards) for backwards in (False, True))
@@ -264,6 +241,11 @@ def _reader(family: str) -> str | None:
     return MODEL_TYPES[family].reader if family in MODEL_TYPES else None
 
 
+NOTE = """\
+The column `--use-context` says what embeds the context's documents, and whether their order moves vectors.
+`latent` needs a checkpoint that holds the block; `cls` and `multi_cls` need a tokenizer with [CLS] or BOS."""
+
+
 def _table(family_folder: Callable[[str], Path]) -> str:
     rows: list[tuple[list[str], dict[str, str]]] = []
     for family in FAMILIES:
@@ -283,14 +265,7 @@ def _table(family_folder: Callable[[str], Path]) -> str:
             for families, features in rows
         ),
         "",
-        (
-            "The column `--use-context` says what embeds the context's documents, and whether their order "
-            "moves vectors."
-        ),
-        (
-            "`latent` needs a checkpoint that holds the block; `cls` and `multi_cls` need a tokenizer "
-            "with [CLS] or BOS."
-        ),
+        NOTE,
         "Attentions and the poolings they go with:",
         "",
         *(f"- `{attention}`: {_code(poolings)}" for attention, poolings in POOLINGS.items()),

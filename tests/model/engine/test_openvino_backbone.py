@@ -19,7 +19,7 @@ from cairn.pipeline.model.engine.layer import Layer, PlainMlp
 from cairn.pipeline.model.engine.openvino_backbone import OpenVinoTransformer, _group_size
 from cairn.pipeline.model.engine.weights import Linear, Norm
 
-from tests.model.published import random_ids, worst
+from tests.model.published import LENGTHS, random_ids, worst
 
 needs_vnni = pytest.mark.skipif(
     not precision._NATIVE_INT8_FLAGS & precision._cpu_flags(), reason="the processor must have VNNI"
@@ -27,9 +27,6 @@ needs_vnni = pytest.mark.skipif(
 needs_bf16 = pytest.mark.skipif(
     not precision.has_native_bf16(torch.device("cpu")), reason="the processor must have bf16"
 )
-LENGTHS = np.array([61, 40, 7, 1])
-"""The longest is several blocks of a local layer long."""
-
 SHORT = np.array([13, 13])
 """All of one length, within one block."""
 
@@ -114,14 +111,6 @@ def test_threads_encode_side_by_side_without_mixing_rows(tiny_model_folder, monk
         assert worst(one, other, length) <= 1e-6
 
 
-def test_results_stay_when_the_next_batch_is_encoded(tiny_model_folder):
-    backbone = _load({"model": str(tiny_model_folder)})
-    first = backbone.hidden_states(random_ids(backbone, SHORT), SHORT)
-    kept = first.clone()
-    backbone.hidden_states(random_ids(backbone, SHORT) + 1, SHORT)
-    assert torch.equal(first, kept)
-
-
 @needs_vnni
 def test_vectors_in_int8_do_not_depend_on_what_is_encoded_beside_them():
     encoder = DocumentEncoder(EncoderConfig(precision="int8", backend="openvino"))
@@ -179,23 +168,17 @@ def test_runtime_that_is_missing_or_broken_is_refused_with_the_way_out(tiny_mode
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_both_stages_of_cde_equal_those_of_torch(make_cde, version):
-    folder = make_cde(version)
-    ours, theirs = (_load({"model": str(folder)}, backend=backend) for backend in ("openvino", "torch"))
-    lengths = np.array([30, 30, 7, 1])
-    ids, context = (
-        random_ids(theirs, lengths),
-        np.random.default_rng(1).normal(size=(3, theirs.context_dim)).astype(np.float32),
-    )
+    folder = {"model": str(make_cde(version))}
+    ours, theirs = (_load(folder, backend=backend) for backend in ("openvino", "torch"))
+    lengths, ids = np.array([30, 30, 7, 1]), random_ids(theirs, np.array([30, 30, 7, 1]))
     assert isinstance(ours.first_stage._backbone, OpenVinoTransformer)
-    for one, other, given in (
-        (ours, theirs, context),
+    for one, other, context in (
+        (ours, theirs, CONTEXT[:3]),
         (ours, theirs, None),
         (ours.first_stage, theirs.first_stage, None),
     ):
-        assert (
-            worst(one.hidden_states(ids, lengths, given), other.hidden_states(ids, lengths, given), lengths)
-            <= 1e-4
-        )
+        found, expected = (each.hidden_states(ids, lengths, context) for each in (one, other))
+        assert worst(found, expected, lengths) <= 1e-4
 
 
 REPORTED = """
