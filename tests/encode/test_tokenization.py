@@ -44,6 +44,12 @@ def test_tokenize_in_segments_equals_whole_text(tokenizer, text, size):
         np.testing.assert_array_equal(getattr(cut, name), getattr(whole, name), err_msg=name)
 
 
+def test_breaks_of_segments_cut_at_punctuation_are_those_of_the_whole(tokenizer, monkeypatch):
+    whole = tokenize(tokenizer, ["cat.mat-cat.mat"]).breaks.tolist()
+    monkeypatch.setattr(tokenization, "SEGMENT_CHARACTERS", 8)
+    assert tokenize(tokenizer, ["cat.mat-cat.mat"]).breaks.tolist() == whole
+
+
 @given(text=st.text(max_size=80))
 def test_segments_any_text_cover_it_once_within_the_limit(text):
     with pytest.MonkeyPatch.context() as patch:

@@ -120,7 +120,8 @@ def test_vectors_in_int8_do_not_depend_on_what_is_encoded_beside_them():
 
 
 @pytest.mark.parametrize(
-    ("hidden", "inner", "group"), [(384, 1536, 128), (768, 1152, 128), (1024, 2624, 64), (24, 96, 0)]
+    ("hidden", "inner", "group"),
+    [(384, 1536, 128), (768, 1152, 128), (1024, 2624, 64), (96, 192, 96), (24, 96, 0)],
 )
 def test_group_of_int8_divides_all_products(hidden, inner, group):
     def linear(width):

@@ -48,6 +48,7 @@ SETTINGS = [
     {"query_prefix": "old mark: ", "document_prefix": "stone: "},
     {"query_prefix": "old mark: ", "pool_prefix": True},
     {"query_prefix": "old mark: ", "pooling": "last", "landmarks": "sentence"},
+    {"query_prefix": "old mark: ", "pooling": "cls"},
     {"layers": 1},
 ]
 BEYOND = [

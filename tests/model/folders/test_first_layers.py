@@ -61,6 +61,9 @@ def test_first_layers_have_a_fingerprint_of_their_own_and_cut_the_list_of_layer_
     assert (len(fingerprints), first_layers(checkpoint, None)) == (3, checkpoint)
     config = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
     assert first_layers(replace(checkpoint, config=config), 1).config["layer_types"] == ["full_attention"]
+    stage = {"first_stage.encoder.layer.1.output.dense.bias": torch.zeros(32)}
+    deeper = replace(checkpoint, config=config, tensors={**checkpoint.tensors, **stage})
+    assert first_layers(deeper, 1).config["layer_types"] == config["layer_types"]
     with pytest.raises(ModelError, match="num_hidden_layers or n_layer"):
         first_layers(replace(checkpoint, config={}), 1)
 
