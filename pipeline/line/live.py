@@ -10,7 +10,7 @@ published. The thread takes all that waits and publishes it at once; the last wr
 the collection's lock for one publication at a time and lets go of it in between: an ingest of another process
 takes its turn. A killed server replays its log: to publish a write twice changes nothing.
 
-Beside it: ``write_log`` is the file, ``waiting_writes`` the queue, ``kept_keys`` the idempotency keys, and
+Beside it: ``write_log`` is the file, ``waiting_writes`` the queue and the idempotency keys, and
 ``written_rows`` makes rows of documents.
 """
 
@@ -50,21 +50,21 @@ from cairn.pipeline.errors import (
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line.build_index import build_index, stored_fields
 from cairn.pipeline.line.compatibility import stored_settings
-from cairn.pipeline.line.file_rows import FileRows, rows_of_file
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
-from cairn.pipeline.line.kept_keys import KeptKeys, digest_of
 from cairn.pipeline.line.live_engine import LiveEngine
-from cairn.pipeline.line.waiting_writes import Outcome, WaitingWrites, Write
+from cairn.pipeline.line.waiting_writes import KeptKeys, Outcome, WaitingWrites, Write, digest_of
 from cairn.pipeline.line.write_log import WriteLog
 from cairn.pipeline.line.written_rows import (
     SOURCE_NAME,
     Documents,
+    FileRows,
     Stored,
     changed_row,
     checked_rows,
     documents_of,
     kept_documents,
     last_rows,
+    rows_of_file,
 )
 from cairn.pipeline.types import BETWEEN_BATCHES, GIVEN_VECTORS
 

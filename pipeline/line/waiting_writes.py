@@ -1,21 +1,31 @@
-"""Writes that were acknowledged and wait to be published: in one order, and a bounded number of them."""
+"""Writes that were acknowledged and wait to be published, in one order, and the idempotency keys of the last.
+
+There is a bounded number of both. Keys stand in the log of the writes, each with what was answered in the
+record of its write, and outlive a kill with it.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import hashlib
+import json
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pyarrow as pa
-from cairn.pipeline.errors import WritesWaitingError
+from cairn.pipeline.errors import KeyReusedError, WritesWaitingError
 from cairn.pipeline.types import IngestReport
 
 MAX_WAITING_DOCUMENTS: Final = 10_000
 MAX_WAITING_BYTES: Final = 64 << 20
 PUBLICATION_BYTES: Final = 512 << 10
 """About 130,000 tokens, some 15 s on two cores: what may delay the writes behind them."""
+
+KEPT_KEYS: Final = 1_000
+KEPT_DOCUMENTS: Final = 20_000
+"""That the answers name, all together: some 4 MB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,3 +118,47 @@ class WaitingWrites:
     def position(self) -> int | None:
         """Where in the log the oldest is, None where nothing waits."""
         return self._writes[0].position if self._writes else None
+
+
+class KeptKeys:
+    """The last keys, oldest first: ``answers`` has the digest of a request, its write and the answer."""
+
+    def __init__(self) -> None:
+        self.answers: OrderedDict[str, tuple[str, int, Mapping[str, Any]]] = OrderedDict()
+        self._num_documents = 0
+
+    def add(self, keys: Mapping[str, Sequence[Any]]) -> None:
+        """Keep what came with these keys, and of older ones as many as there is room for."""
+        for key, (digest, number, answer) in keys.items():
+            if key not in self.answers:
+                self.answers[key] = digest, number, answer
+                self._num_documents += _num_named(answer)
+        while len(self.answers) > KEPT_KEYS or (
+            self._num_documents > KEPT_DOCUMENTS and len(self.answers) > 1
+        ):
+            _, (_, _, answer) = self.answers.popitem(last=False)
+            self._num_documents -= _num_named(answer)
+
+    def find(self, key: str, digest: str) -> tuple[int, Mapping[str, Any]] | None:
+        """Return the write that came with a key, and its answer; None of a key that is not known.
+
+        Raises :class:`KeyReusedError` where it came with another request.
+        """
+        if key not in self.answers:
+            return None
+        known, number, answer = self.answers[key]
+        if known != digest:
+            raise KeyReusedError(
+                "an idempotency key must come with one request, got another one; choose a new key"
+            )
+        return number, answer
+
+
+def digest_of(asked: Any) -> str:
+    """Return what tells a request from others."""
+    content = json.dumps(asked, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _num_named(answer: Mapping[str, Any]) -> int:
+    return len(answer.get("documents", ())) + len(answer.get("missing", ()))

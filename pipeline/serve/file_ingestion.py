@@ -36,10 +36,9 @@ from cairn.pipeline.errors import (
     WritesWaitingError,
 )
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.line.file_rows import FileRows, UnreadKindError
 from cairn.pipeline.line.live import LiveWriter, Receipt
 from cairn.pipeline.line.waiting_writes import PUBLICATION_BYTES
-from cairn.pipeline.line.written_rows import with_values
+from cairn.pipeline.line.written_rows import FileRows, UnreadKindError, with_values
 from cairn.pipeline.serve.problems import ProblemError
 from cairn.pipeline.serve.uploads import Attachment, ErrorCode, Uploads
 from cairn.pipeline.serve.writers import Writers

@@ -28,8 +28,8 @@ from cairn.pipeline.errors import (
 from cairn.pipeline.index.aliases import other_names_of
 from cairn.pipeline.index.layout import CollectionLayout, list_states
 from cairn.pipeline.index.maintenance import drop_collection
-from cairn.pipeline.line.kept_keys import KEPT_KEYS
 from cairn.pipeline.line.live import REST_SHARE, LiveWriter
+from cairn.pipeline.line.waiting_writes import KEPT_KEYS
 from cairn.pipeline.search.contents import ids_of_matches, read_row
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.serve.collections import Collections, ServedCollection

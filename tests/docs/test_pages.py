@@ -20,8 +20,7 @@ from cairn.jobs.schedule.history import KEPT_RUNS
 from cairn.pipeline import search_options
 from cairn.pipeline.config import ClusterConfig, CorpusConfig, IndexConfig
 from cairn.pipeline.context import drift
-from cairn.pipeline.line.kept_keys import KEPT_KEYS
-from cairn.pipeline.line.waiting_writes import MAX_WAITING_DOCUMENTS
+from cairn.pipeline.line.waiting_writes import KEPT_KEYS, MAX_WAITING_DOCUMENTS
 from cairn.pipeline.poolings import POOLING_RULES
 from cairn.pipeline.search_options import DEFAULT_WEIGHTS
 from cairn.pipeline.serve.schemas import MAX_QUERIES

@@ -16,6 +16,7 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import delete_documents
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.encoder_worker import EncoderWorker
@@ -187,6 +188,16 @@ def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(
     assert 0 < report.encoded < 30
     ingest(30, "fresh")
     require_same(stored(root), stored(root, "fresh"))
+
+
+def test_interrupted_ingest_begins_again_where_another_writer_has_published_meanwhile(
+    root: Path, ingest: Ingest
+) -> None:
+    ingest(10)
+    with stopped_at("shard-written", times=3):
+        ingest(30)
+    delete_documents(CollectionLayout(root, "c"), ["doc-003"])
+    assert ingest(30).encoded == 21
 
 
 def test_document_changed_between_two_interrupted_runs_is_stored_once_with_its_last_text(

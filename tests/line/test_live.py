@@ -17,11 +17,11 @@ from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.encode.shards import as_parquet
 from cairn.pipeline.errors import DiskFullError, StorageError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.line import kept_keys, live, write_log
+from cairn.pipeline.line import live, waiting_writes, write_log
 from cairn.pipeline.line.encoder_worker import EncoderWorker
-from cairn.pipeline.line.kept_keys import KeptKeys
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.line.live_engine import LiveEngine
+from cairn.pipeline.line.waiting_writes import KeptKeys
 from cairn.pipeline.line.write_log import WriteLog
 from cairn.pipeline.model.batching import run_in_batches
 from cairn.pipeline.serve.writers import ServedDocuments
@@ -239,8 +239,8 @@ def test_log_is_grown_once_it_is_twice_what_was_kept(tmp_path: Path, monkeypatch
 def test_oldest_keys_are_let_go_of(
     monkeypatch: pytest.MonkeyPatch, num_keys: int, num_documents: int, kept: str
 ) -> None:
-    monkeypatch.setattr(kept_keys, "KEPT_KEYS", num_keys)
-    monkeypatch.setattr(kept_keys, "KEPT_DOCUMENTS", num_documents)
+    monkeypatch.setattr(waiting_writes, "KEPT_KEYS", num_keys)
+    monkeypatch.setattr(waiting_writes, "KEPT_DOCUMENTS", num_documents)
     keys = KeptKeys()
     for number, key in enumerate("abcde"):
         keys.add({key: ("digest", number, {"documents": [{}], "missing": ["x"]})})
