@@ -16,7 +16,7 @@ from cairn.cli.terminal import duration, echo, table, thousands
 from cairn.pipeline.errors import ConfigError, install_command
 
 if TYPE_CHECKING:
-    from cairn.jobs.schedule.history import ScheduledRun
+    from cairn.jobs.schedule.scheduler import ScheduledRun
     from cairn.jobs.schedule.schedules import Schedule, ScheduleFile
 
 DEFAULT_FILE = "cairn-schedules.toml"
@@ -50,7 +50,7 @@ def schedule(ctx: click.Context, file: Path) -> None:
 @click.pass_obj
 def list_(file: ScheduleFile, *, as_json: bool) -> None:
     """Show every schedule, when it runs next and how its last run ended."""
-    from cairn.jobs.schedule.history import last_runs, read_history
+    from cairn.jobs.schedule.scheduler import last_runs, read_history
 
     schedules, last, now = file.read(), last_runs(read_history(file.history_path)), datetime.now(UTC)
     if as_json:
@@ -109,7 +109,7 @@ def run(file: ScheduleFile, *, parallel: int) -> int:
 @click.pass_obj
 def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -> None:
     """Show what ran, of all schedules or of NAME: when, how long, with which counts and which exit code."""
-    from cairn.jobs.schedule.history import read_history
+    from cairn.jobs.schedule.scheduler import read_history
 
     runs = [each for each in read_history(file.history_path) if name in (None, each.schedule)]
     if name is not None and not runs:

@@ -30,7 +30,7 @@ import pytest
 import yaml
 from cairn.cli.main import cairn
 from cairn.jobs.job import JOBS, read_job
-from cairn.jobs.schedule.history import read_history
+from cairn.jobs.schedule.scheduler import read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
 from compose_spec import PyCompose
 from ray.scripts.scripts import cli as ray_cli

@@ -4,5 +4,5 @@
     schedules         starts what   does the work    one record
                       is due        of an ingest     a run
 
-Import from the modules: ``schedules`` (the file and its calendar), ``scheduler`` (the process), ``history``.
+Import from the modules: ``schedules`` (the file and its calendar), ``scheduler`` (the process, its history).
 """

@@ -6,6 +6,10 @@
 One run of a schedule at a time; what came due while one ran, while the host slept or while no scheduler ran
 is one run. A child does all the work and can be killed at any moment, as this process can: the next run goes
 on. It outlives a killed scheduler, and its writer lock keeps the next run waiting (75) until it has finished.
+
+The history has the newest records, one JSON object a line, beside the file. Only its scheduler writes it,
+whole and atomically; any process may read it. A schedule's last run is kept however old it is: it says which
+runs were missed.
 """
 
 from __future__ import annotations
@@ -20,14 +24,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from cairn.jobs.schedule.history import INTERRUPTED, ScheduledRun, append_run, last_runs, read_history
 from cairn.jobs.schedule.schedules import REPORTING_FLAGS, Schedule, ScheduleFile
-from cairn.pipeline.durable import exclusive_lock, is_locked, raise_storage_error
+from cairn.pipeline.durable import exclusive_lock, is_locked, raise_storage_error, storage_errors, write_bytes
 from cairn.pipeline.errors import CairnError, SchedulerBusyError, SchedulerDownError, TryAgainError
 
 STOP_SECONDS: Final = 0.2
@@ -46,8 +49,75 @@ LONGEST_RETRY_SECONDS: Final = 600.0
 BELIEVED_CLOCK_ERROR: Final = timedelta(days=1)
 """A run that is recorded further in the future than this was started by a wrong clock, and says nothing."""
 
+KEPT_RUNS: Final = 1_000
+"""Records in the file: some 300 kB, three years of a nightly run."""
+
+INTERRUPTED: Final = 130
+"""Exit code of a run that the scheduler or Ctrl-C stopped: it is run again at once."""
+
 _FAILED = 1
 _DONE_WITH_QUARANTINE = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduledRun:
+    """One run of a schedule.
+
+    ``counts`` are the whole numbers of the command's JSON report, ``error`` is the sentence of its failure.
+    ``attempts`` exceeds 1 where the command ended with 75, "try again"; ``seconds`` includes the pauses.
+    """
+
+    schedule: str
+    cron: str
+    started_at: datetime
+    seconds: float
+    exit_code: int
+    attempts: int = 1
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        started_at = self.started_at.astimezone(UTC).isoformat(timespec="seconds")
+        return {**asdict(self), "started_at": started_at, "seconds": round(self.seconds, 1)}
+
+
+def read_history(path: Path) -> tuple[ScheduledRun, ...]:
+    """Return the records, oldest first; lines that are no record are passed over."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise_storage_error(error, f"reading {path}")
+    return tuple(run for run in map(_run_of, lines) if run is not None)
+
+
+def append_run(path: Path, run: ScheduledRun) -> None:
+    """Write the history with one record more, without the oldest beyond ``KEPT_RUNS``."""
+    runs = (*read_history(path), run)
+    last = {id(found) for found in last_runs(runs).values()}
+    lines = [
+        json.dumps(found.to_dict(), ensure_ascii=False) + "\n"
+        for number, found in enumerate(runs, start=1)
+        if number > len(runs) - KEPT_RUNS or id(found) in last
+    ]
+    with storage_errors("writing the schedules' history"):
+        write_bytes(path, "".join(lines).encode())
+
+
+def last_runs(runs: Sequence[ScheduledRun]) -> dict[str, ScheduledRun]:
+    """Return each schedule's last run."""
+    return {run.schedule: run for run in runs}
+
+
+def _run_of(line: bytes) -> ScheduledRun | None:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        record["started_at"] = datetime.fromisoformat(record["started_at"]).astimezone(UTC)
+        return ScheduledRun(**record)
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def first_fire(schedule: Schedule, last: ScheduledRun | None, now: datetime) -> datetime:
@@ -229,27 +299,23 @@ class Scheduler:
     def _attempt(self, schedule: Schedule) -> tuple[int, dict[str, int], str | None]:
         """Run the command once; return exit code, numbers of its report and last line of its stderr."""
         folder = self.file.path.parent / (schedule.folder or "")
-        try:
-            return self._attempt_in(folder, schedule)
-        except OSError as error:
-            return _FAILED, {}, f"the command must start in {folder}, got: {error.strerror}"
-
-    def _attempt_in(self, folder: Path, schedule: Schedule) -> tuple[int, dict[str, int], str | None]:
+        command = [*self.command, *schedule.run, *REPORTING_FLAGS[schedule.run[0]]]
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaints:
-            command = [*self.command, *schedule.run, *REPORTING_FLAGS[schedule.run[0]]]
             with self._children_lock:
                 if self._stopped.is_set():
                     return INTERRUPTED, {}, None
-                # A session of its own: a Ctrl-C in this terminal must reach it once, by way of this
-                # process.
-                child = subprocess.Popen(  # noqa: S603 (the words are the user's own command line)
-                    command,
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=complaints,
-                    start_new_session=True,
-                )
+                try:
+                    # A session of its own: a Ctrl-C in this terminal must reach it once, by this process.
+                    child = subprocess.Popen(  # noqa: S603 (the words are the user's own command line)
+                        command,
+                        cwd=folder,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=complaints,
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    return _FAILED, {}, f"the command must start in {folder}, got: {error.strerror}"
                 self._children.add(child)
             exit_code = child.wait()
             with self._children_lock:
@@ -258,7 +324,7 @@ class Scheduler:
                 exit_code = INTERRUPTED
             error = _last_line(complaints)
             return (
-                (exit_code if exit_code >= 0 else 128 - exit_code),
+                exit_code if exit_code >= 0 else 128 - exit_code,
                 _numbers(_last_line(output)),
                 error and error.removeprefix("error: "),
             )

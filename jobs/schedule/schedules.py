@@ -25,6 +25,7 @@ from zoneinfo import ZoneInfo
 
 from cairn.pipeline import durable
 from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.settings_file import check_setting
 from cronsim import CronSim, CronSimError
 from tzlocal import get_localzone
 
@@ -163,14 +164,13 @@ class ScheduleFile:
             raise ConfigError(
                 f"schedule {name!r} in {self.path} must be a table of {', '.join(_KEYS)} ({fault})"
             )
-        texts = [table[key] for key in ("cron", "time-zone", "folder") if key in table]
-        is_well_typed = isinstance(table["run"], list) and all(
-            isinstance(text, str) for text in (*texts, *table["run"])
-        )
-        if not is_well_typed or not isinstance(table.get("since"), datetime | None):
+        for key in keys - {"since"}:
+            kind = tuple[str, ...] if key == "run" else str
+            check_setting(f"{key} of schedule {name!r} in {self.path}", kind, table[key])
+        if not isinstance(table.get("since"), datetime | None):
             raise ConfigError(
-                f"schedule {name!r} in {self.path} must have texts, run a list of texts and since a date "
-                f"with its time, got {table!r}"
+                f"since of schedule {name!r} in {self.path} must be a date with its time, got "
+                f"{table['since']}"
             )
         return Schedule(
             name=name,

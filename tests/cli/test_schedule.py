@@ -8,7 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from cairn.jobs.schedule.history import ScheduledRun, append_run, read_history
+from cairn.jobs.schedule.scheduler import ScheduledRun, append_run, read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
 
 from tests.served_stones import wait_until

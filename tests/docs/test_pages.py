@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 from cairn.cli.main import cairn
-from cairn.jobs.schedule.history import KEPT_RUNS
+from cairn.jobs.schedule.scheduler import KEPT_RUNS
 from cairn.pipeline import search_options
 from cairn.pipeline.config import ClusterConfig, CorpusConfig, IndexConfig
 from cairn.pipeline.context import drift

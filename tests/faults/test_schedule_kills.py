@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cairn.jobs.schedule.history import ScheduledRun, read_history
+from cairn.jobs.schedule.scheduler import ScheduledRun, read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout

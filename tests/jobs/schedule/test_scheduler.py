@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 from cairn.jobs.schedule import scheduler as scheduler_module
-from cairn.jobs.schedule.history import (
+from cairn.jobs.schedule.scheduler import (
     INTERRUPTED,
     KEPT_RUNS,
     ScheduledRun,
+    Scheduler,
     append_run,
+    first_fire,
     last_runs,
     read_history,
+    require_scheduler,
 )
-from cairn.jobs.schedule.scheduler import Scheduler, first_fire, require_scheduler
 from cairn.jobs.schedule.schedules import Schedule, ScheduleFile
 from cairn.pipeline.durable import exclusive_lock
 from cairn.pipeline.errors import ConfigError, SchedulerBusyError, SchedulerDownError
