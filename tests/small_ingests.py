@@ -47,6 +47,14 @@ def text_of(seed: int | Sequence[int], size: int, words: Sequence[str] = WORDS) 
     return " ".join(np.random.default_rng(seed).choice(words, size=size))
 
 
+def document(number: int, version: int = 0) -> dict[str, Any]:
+    """Return a document as a row; its text depends on its number and version."""
+    words = (*WORDS, "ridge", "valley", "snow", "wind", "lake")
+    text = text_of([number, version], 10 + 15 * (number % 5), words)
+    title = f"{words[number % len(words)]} {number}"
+    return {"id": f"doc-{number:03d}", "title": title, "text": f"{text}.", "year": 2000 + number % 7}
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     """Write rows as a source."""
     pq.write_table(pa.Table.from_pylist(list(rows)), path)

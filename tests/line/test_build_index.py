@@ -25,19 +25,8 @@ from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.types import IngestReport
 
 from tests.damages import put
-from tests.small_ingests import stopped_at, text_of, write_rows
+from tests.small_ingests import document, stopped_at, write_rows
 from tests.stored_collections import require_same, stored
-
-WORDS = (
-    *("stone", "path", "hill", "river", "marks", "way", "cairn", "summit", "ridge", "valley"),
-    *("snow", "wind", "trail", "map", "light", "north", "south", "rock", "lake", "pine"),
-)
-
-
-def document(number: int, version: int = 0) -> dict[str, Any]:
-    text = text_of([number, version], 10 + 15 * (number % 5), WORDS)
-    title = f"{WORDS[number % len(WORDS)]} {number}"
-    return {"id": f"doc-{number:03d}", "title": title, "text": f"{text}.", "year": 2000 + number % 7}
 
 
 def ids(count: int) -> list[str]:

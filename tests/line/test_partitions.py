@@ -41,17 +41,10 @@ from cairn.pipeline.search.contents import read_document
 from cairn.pipeline.search.searcher import Searcher, Served
 
 from tests.damages import put
-from tests.small_ingests import ingest_rows, stopped_at, text_of, write_rows
+from tests.small_ingests import document, ingest_rows, stopped_at, write_rows
 
 PARTITIONS = 3
-WORDS = ("stone", "path", "hill", "river", "cairn", "summit", "ridge", "snow", "wind", "lake")
 IDS = [f"doc-{number:03d}" for number in range(24)]
-
-
-def document(number: int, version: int = 0) -> dict[str, Any]:
-    text = text_of([number, version], 10 + 15 * (number % 5), WORDS)
-    title = f"{WORDS[number % len(WORDS)]} {number}"
-    return {"id": f"doc-{number:03d}", "title": title, "text": f"{text}.", "year": 2000 + number % 7}
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,11 @@ from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.model.engine.transformer import Transformer
 
-from tests.small_ingests import text_of, write_rows
-
-WORDS = ("stone", "path", "hill", "river", "marks", "way", "cairn", "summit", "ridge", "valley", "snow")
+from tests.small_ingests import document, write_rows
 
 
 def corpus(path: Path, numbers: range) -> str:
-    texts = {number: text_of(number, 10 + 15 * (number % 5), WORDS) for number in numbers}
-    return write_rows(
-        path,
-        [{"id": f"doc-{each:03d}", "title": f"stone {each}", "text": text} for each, text in texts.items()],
-    )
+    return write_rows(path, [document(number) for number in numbers])
 
 
 def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(

@@ -25,20 +25,14 @@ from cairn.pipeline.line import encode as encode_corpus
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.engine import EncodedShard
 
-from tests.small_ingests import WINDOWS, settings, text_of, write_rows
+from tests.small_ingests import WINDOWS, document, settings, write_rows
 from tests.stored_collections import require_same, stored
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
 
 def corpus(path: Path, numbers: range) -> str:
-    return write_rows(
-        path,
-        [
-            {"id": f"d{number:03d}", "text": text_of(number, 12 + number % 40), "year": 2000 + number % 7}
-            for number in numbers
-        ],
-    )
+    return write_rows(path, [document(number) for number in numbers])
 
 
 @pytest.fixture
