@@ -23,6 +23,7 @@ import numpy as np
 from cairn.pipeline.errors import ConfigError, SourceError
 from cairn.pipeline.lab.train.pairs import Texts
 from cairn.pipeline.lab.train.settings import PretrainConfig
+from cairn.pipeline.lab.train.trainer import places_between
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.landmarks import Chunks, Rows, lay_out
 from cairn.pipeline.types import ProgressListener
@@ -49,10 +50,8 @@ class TokenStream:
         languages = _languages(texts, config)
         self._rows_of, self.heldout = self._pack(offsets, languages)
         self.num_rows = sum(map(len, self._rows_of))
-        self._language_S, self._visit_S = self._slots(
-            np.array([np.diff(offsets)[members].sum() for members in languages], np.float64)
-        )
-        self._order: dict[int, tuple[int, Int64[np.ndarray, " R"]]] = {}
+        tokens_of = [np.diff(offsets)[members].sum() for members in languages]
+        self._language_S = self._drawn(np.array(tokens_of, np.float64))
 
     def word_counts(self, vocab_size: int) -> Int64[np.ndarray, " V"]:
         """Return how often each token id stands in the texts."""
@@ -60,9 +59,15 @@ class TokenStream:
 
     def batch(self, step: int) -> Rows:
         """Return the rows of a step, counted from 0."""
-        start = step * self._config.batch_rows
-        parts = [part for slot in range(start, start + self._config.batch_rows) for part in self._row(slot)]
-        return self.lay_out(parts, np.random.default_rng([self._config.seed, _LANDMARKS, step]))
+        start, seed = step * self._config.batch_rows, self._config.seed
+        parts: list[tuple[int, int]] = []
+        for language, rows in enumerate(self._rows_of):
+            is_its = self._language_S[: start + self._config.batch_rows] == language
+            before, until = int(is_its[:start].sum()), int(is_its.sum())
+            if until > before:
+                places = places_between(before, until, len(rows), seed, _ORDER, language)
+                parts += [part for place in places.tolist() for part in rows[place]]
+        return self.lay_out(parts, np.random.default_rng([seed, _LANDMARKS, step]))
 
     def lay_out(self, parts: Sequence[tuple[int, int]], generator: np.random.Generator) -> Rows:
         """Put [CLS] before parts, and landmarks where the generator draws them."""
@@ -89,29 +94,13 @@ class TokenStream:
         ends = np.cumsum(generator.choice(np.array(intervals), -(-num_tokens // min(intervals))))
         return np.append(ends[ends < num_tokens], num_tokens)
 
-    def _row(self, slot: int) -> list[tuple[int, int]]:
-        language, visit = int(self._language_S[slot]), int(self._visit_S[slot])
-        rows = self._rows_of[language]
-        epoch, place = divmod(visit, len(rows))
-        if self._order.get(language, (-1,))[0] != epoch:
-            generator = np.random.default_rng([self._config.seed, _ORDER, language, epoch])
-            self._order[language] = epoch, generator.permutation(len(rows))
-        return rows[int(self._order[language][1][place])]
-
-    def _slots(self, tokens_of: np.ndarray) -> tuple[Int64[np.ndarray, " S"], Int64[np.ndarray, " S"]]:
-        """Return for every place of a row in the run its language, and how many of that came before."""
-        num_slots = self._config.steps * self._config.batch_rows
-        if self._config.language_smoothing is None:
-            return np.zeros(num_slots, np.int64), np.arange(num_slots)
-        generator = np.random.default_rng([self._config.seed, _LANGUAGES])
-        language_S = generator.choice(
-            len(tokens_of), num_slots, p=smoothed(tokens_of, self._config.language_smoothing)
-        )
-        visit_S = np.zeros(num_slots, np.int64)
-        for language in range(len(tokens_of)):
-            is_its = language_S == language
-            visit_S[is_its] = np.arange(is_its.sum())
-        return language_S, visit_S
+    def _drawn(self, tokens_of: np.ndarray) -> Int64[np.ndarray, " S"]:
+        """Return the language of every row that the run takes."""
+        num_rows, smoothing = self._config.steps * self._config.batch_rows, self._config.language_smoothing
+        if smoothing is None:
+            return np.zeros(num_rows, np.int64)
+        shares = smoothed(tokens_of, smoothing)
+        return np.random.default_rng([self._config.seed, _LANGUAGES]).choice(len(shares), num_rows, p=shares)
 
     def _pack(
         self, offsets: Int64[np.ndarray, " D1"], languages: Sequence[Int64[np.ndarray, " _"]]

@@ -329,14 +329,19 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def places_of_step(step: int, size: int, num_trained: int, *seed: int) -> Int64[np.ndarray, " B"]:
-    """Return the ``size`` places of a step among ``num_trained``, each once before any comes again."""
-    places = np.arange(step * size, (step + 1) * size)
+def places_between(first: int, end: int, num_trained: int, *seed: int) -> Int64[np.ndarray, " B"]:
+    """Return the ``first`` to ``end`` of an endless row of places, each once before any comes again."""
+    done = first // num_trained
     rounds = [
         np.random.default_rng([*seed, number]).permutation(num_trained)
-        for number in range(places[0] // num_trained, places[-1] // num_trained + 1)
+        for number in range(done, -(-end // num_trained))
     ]
-    return np.concatenate(rounds)[places - places[0] // num_trained * num_trained]
+    return np.concatenate(rounds)[first - done * num_trained :][: end - first]
+
+
+def places_of_step(step: int, size: int, num_trained: int, *seed: int) -> Int64[np.ndarray, " B"]:
+    """Return the ``size`` places of a step among ``num_trained``."""
+    return places_between(step * size, (step + 1) * size, num_trained, *seed)
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:

@@ -21,7 +21,7 @@ from cairn.pipeline.lab.evaluate.encodings import (
     only_cut,
     random_context,
 )
-from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet, read_retrieval_set
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.types import silent_progress
 
@@ -125,18 +125,9 @@ def test_kept_sets_have_names_of_their_own_where_a_vector_may_differ(judged, tin
     assert len(list((tmp_path / "cache").iterdir())) == len(different)
 
 
-def test_contexts_read_no_queries_or_judgements_and_are_as_large_as_the_corpus_allows(judged, tiny_config):
-    backbone = load_backbone(tiny_config)
-    others = replace(judged, query_ids=("z",), queries=("something else",), judgements=Judgements.none())
-    first, second = (
-        corpus_context(a_set, ContextConfig(context_documents=2), backbone, tiny_config)
-        for a_set in (judged, others)
-    )
-
-    assert first.fingerprint == second.fingerprint
-    assert len(first.doc_ids) == 2
-    assert set(first.doc_ids) <= set(judged.doc_ids)
-    random = random_context(judged, ContextConfig(context_documents=512), backbone, tiny_config)
+def test_random_context_is_as_large_as_the_corpus_allows(judged, tiny_config):
+    config = ContextConfig(context_documents=512)
+    random = random_context(judged, config, load_backbone(tiny_config), tiny_config)
     assert len(random.doc_ids) == len(judged.doc_ids)
     assert not set(random.doc_ids) & set(judged.doc_ids)
 
