@@ -85,16 +85,16 @@ def pair_batch(
     batch, context = draw_batch(data, units, generator, config, model.max_positions)
     seed = int(generator.integers(2**62))
     parts = split(batch.rows, config.micro_batch_tokens)
-    first, dropped_BC = list[FirstStage](), None
 
     def embed_context(rows: Rows) -> torch.Tensor:
         with autocast(model, config):
             return model.embed_documents(rows).float()
 
-    def embed_texts(rows: Rows, dropped_BC: torch.Tensor | None, context_CD: torch.Tensor | None) -> Embedded:
+    def embed_texts(rows: Rows, own_BC: torch.Tensor | None, context_CD: torch.Tensor | None) -> Embedded:
         with autocast(model, config):
-            return (model(rows, context_CD, config.matryoshka_layers or None, dropped_BC).float(),)
+            return (model(rows, context_CD, config.matryoshka_layers or None, own_BC).float(),)
 
+    first, dropped_BC = list[FirstStage](), None
     if context is not None:
         first = [partial(embed_context, part) for part in split(context, config.micro_batch_tokens)]
         if config.context_dropout:
