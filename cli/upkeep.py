@@ -166,7 +166,7 @@ def repartition(*, collection: str, partitions: int, root: str) -> None:
     Searches go on meanwhile, and are answered from the new partitions once all of them stand.
     """
     from cairn.pipeline.index.layout import CollectionLayout
-    from cairn.pipeline.index.repartition import repartition as cut
+    from cairn.pipeline.index.maintenance import repartition as cut
 
     with ProgressBars() as progress:
         manifest = cut(CollectionLayout.at(Path(root), collection), partitions, progress)

@@ -16,13 +16,18 @@ sets (docs/measurements.md) and are the same for all collections.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 from cairn.pipeline.cluster.queries import leading_sentence
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.hits import read_rows
 from cairn.pipeline.types import SearchResult
+from jaxtyping import Int64
 
 SLOPE: Final = 10.0
 MIDDLE: Final = 0.43
@@ -130,3 +135,33 @@ def known_items(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
         if len(found) == NUM_KNOWN_ITEMS:
             break
     return {doc_id: sentence for sentence, doc_id in found.items()}
+
+
+def measured(
+    generation: Generation,
+    allowed: Int64[np.ndarray, " A"],
+    ask: Callable[[Sequence[str]], list[SearchResult]],
+) -> Calibration:
+    """Ask a collection general questions and first sentences of its own documents."""
+    known = known_items(_spread_texts(generation, allowed))
+    answers = ask([*GENERAL_QUESTIONS, *known.values()])
+    off_topic, own = answers[: len(GENERAL_QUESTIONS)], answers[len(GENERAL_QUESTIONS) :]
+    return Calibration.of(off_topic, dict(zip(known, own, strict=True)), len(allowed))
+
+
+def _spread_texts(generation: Generation, allowed: Int64[np.ndarray, " A"]) -> Iterator[tuple[str, str]]:
+    """Yield ids and texts of some documents, drawn by their ids, reading a few at a time.
+
+    A collection is measured alike in any number of partitions, whatever order its documents came in.
+    """
+    doc_ids = generation.doc_ids.take(pa.array(allowed))
+    blocks = (doc_ids.slice(first, BLOCK_IDS).to_pylist() for first in range(0, len(allowed), BLOCK_IDS))
+    hashes = (zlib.crc32(doc_id.encode()) for block in blocks for doc_id in block)
+    hash_A = np.fromiter(hashes, np.uint32, len(allowed))
+    last = min(len(allowed), READ_DOCUMENTS) - 1
+    drawn = np.flatnonzero(hash_A <= np.partition(hash_A, last)[last]) if len(allowed) else allowed
+    ordered = sorted(drawn.tolist(), key=lambda place: (hash_A[place], doc_ids[place].as_py()))
+    places = allowed[ordered[:READ_DOCUMENTS]]
+    for first in range(0, len(places), READ_AT_ONCE):
+        for row in read_rows(generation, places[first : first + READ_AT_ONCE], ["doc_id", "text"]):
+            yield row["doc_id"], row["text"]

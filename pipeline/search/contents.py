@@ -30,7 +30,7 @@ from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.search.filters import compile_filter, filterable_columns, is_text, table_errors
 from cairn.pipeline.search.hits import read_rows, showable
-from cairn.pipeline.search.searcher import Served, ServedGeneration
+from cairn.pipeline.search.searcher import Searcher, Served
 from cairn.pipeline.types import (
     RESERVED_COLUMNS,
     ColumnSummary,
@@ -279,7 +279,7 @@ class StoredDocuments:
     for document in collection.documents: ...    all, from the generation that was served at the start
     """
 
-    def __init__(self, served: ServedGeneration, name: str) -> None:
+    def __init__(self, served: Searcher, name: str) -> None:
         self._served, self._name = served, name
 
     def __len__(self) -> int:

@@ -22,15 +22,13 @@ import logging
 import threading
 import time
 import weakref
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
 
 import numpy as np
-import pyarrow as pa
 from cairn.pipeline.config import NO_MODEL
 from cairn.pipeline.errors import (
     CairnError,
@@ -52,15 +50,7 @@ from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.index.replica import REFRESH_SECONDS, note_outage
 from cairn.pipeline.lexical.bm25 import FewDocuments
 from cairn.pipeline.options import shown
-from cairn.pipeline.search.calibration import (
-    BEING_MEASURED,
-    BLOCK_IDS,
-    GENERAL_QUESTIONS,
-    READ_AT_ONCE,
-    READ_DOCUMENTS,
-    Calibration,
-    known_items,
-)
+from cairn.pipeline.search.calibration import BEING_MEASURED, Calibration, measured
 from cairn.pipeline.search.filters import (
     check_filters,
     matching_documents,
@@ -68,7 +58,7 @@ from cairn.pipeline.search.filters import (
     text_order_warnings,
 )
 from cairn.pipeline.search.fusion import LateQuery
-from cairn.pipeline.search.hits import Explanation, make_hits, read_rows
+from cairn.pipeline.search.hits import Explanation, make_hits
 from cairn.pipeline.search.ranking import PreparedSearch, rank_queries, window_size
 from cairn.pipeline.search.reader import Alone, IndexReader, LocalReader
 from cairn.pipeline.search.rerank import reranked, widened
@@ -138,7 +128,7 @@ def of_whole(
     """
 
     @wraps(method)
-    def reading(own: ServedGeneration, *args: _Asked.args, **named: _Asked.kwargs) -> _Answer:
+    def reading(own: Searcher, *args: _Asked.args, **named: _Asked.kwargs) -> _Answer:
         served = own.take()
         try:
             return method(own, served, *args, **named)
@@ -152,29 +142,45 @@ def of_whole(
     return reading
 
 
-class ServedGeneration:
-    """Hands out the newest intact generation, with the encoder that made it.
+Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
+Encode = Callable[[QueryEncoder, Sequence[str]], Vectors]
+EncodeSparse = Callable[[Generation, Sequence[str]], Sequence[Mapping[int, float]]]
+"""Returns the weights of queries' tokens by a generation's sparse encoder."""
+KEPT_CALIBRATIONS: Final = 256
+"""Of readers who are to see nothing of others' documents: some numbers each, measured in a second."""
 
-    ``timeout_seconds`` bounds reading a filter's documents. ``verify`` hashes every file when it is opened
-    first, also those that this machine has hashed before. ``encoder`` is the one encoder there is, or loads
-    that of a generation; ``open_one`` opens a generation elsewhere than here, and raises
-    :class:`StorageError` where the one before is to be served on. Safe to ask from several threads.
+
+class Searcher:
+    """Searches one collection, from its newest intact generation with the encoder that made it.
+
+    ``encoder`` is the one encoder there is, or loads that of a generation. ``encode`` gives the vectors of
+    queries that come without them, ``encode_sparse`` their weights by the sparse encoder of a generation that
+    has one; without it such a collection is searched without. ``timeout_seconds`` bounds reading a filter's
+    documents. ``verify`` hashes every file when it is opened first, also those that this machine has hashed
+    before. ``open_one`` opens a generation elsewhere than here, and raises :class:`StorageError` where the
+    one before is to be served on. Safe to ask from several threads.
     """
 
     def __init__(
         self,
         layout: CollectionLayout,
         encoder: QueryEncoder | LoadEncoder,
-        open_one: OpenOne | None = None,
         *,
         timeout_seconds: float | None = None,
+        open_one: OpenOne | None = None,
+        encode_sparse: EncodeSparse | None = None,
         verify: bool = False,
+        encode: Encode | None = None,
     ) -> None:
         layout.require_exists()
         self._layout = layout
         self._current_path = layout.current_path
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
         self._load_encoder = (lambda _: encoder) if isinstance(encoder, QueryEncoder) else encoder
+        self._encode_sparse = encode_sparse
+        self._encode = encode or encode_for_search
+        self._calibrating = threading.Lock()
+        self._calibrations: dict[str, Calibration] = {}
         self._lock, self._look_lock = threading.Lock(), threading.Lock()
         self._look_at = 0.0
         self._stamp = self._read_stamp()
@@ -192,6 +198,160 @@ class ServedGeneration:
             threading.Thread(
                 target=_follow, args=[weakref.ref(self), layout], name="cairn-follow", daemon=True
             ).start()
+
+    def search(self, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
+        """Answer one query; the keywords are those of :class:`SearchOptions`."""
+        return self.answer([query], SearchOptions(**options))[0]
+
+    def _answer(
+        self,
+        served: Served,
+        queries: Sequence[str] | None,
+        options: SearchOptions,
+        reranker: Reranker | None = None,
+        encoded: Vectors | None = None,
+    ) -> list[SearchResult]:
+        """Answer several queries in one pass of the encoder and one search of each vector index.
+
+        ``encoded`` are the queries' vectors where they are known. Then ``queries`` may be None: there is no
+        BM25, and the answers' ``query`` is empty.
+        """
+        if queries is not None:
+            check_queries(queries)
+            if isinstance(encoded, list | np.ndarray) and len(queries) != len(encoded):
+                raise UsageError(
+                    f"there must be one query text a vector, got {len(queries)} texts and {len(encoded)} "
+                    "vectors"
+                )
+        if options.partial:
+            served = served.reachable()
+        else:
+            served.generation.require_all()
+        generation, dim = served.generation, served.generation.manifest.vector_dim
+        chosen = options if reranker is None else widened(options)
+        search, encoded = self._prepared(served, queries, chosen, encoded)
+        vectors_QV = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
+        by_words = queries is not None and served.encodes_no_queries and not np.any(vectors_QV)
+        if by_words:
+            search = replace(search, options=_words_alone(chosen, has_sparse=search.sparse is not None))
+        explanations, late = None, None
+        if isinstance(encoded, EncodedQueries) and (explanations := _explanations(search, encoded)):
+            late = [each and each.late for each in explanations]
+            if generation.shows_states:  # else another model's words are known
+                unknown = [place for place, tokens in enumerate(encoded.tokens) if not len(tokens.ids_T)]
+                search = replace(search, unknown=unknown)
+        vectors = np.zeros((len(vectors_QV), dim), np.float32) if by_words else unit_vectors(vectors_QV, dim)
+        with _thread_pools().limit(limits=1, user_api="blas"):  # threads that share a small product spin
+            rankings = rank_queries(search, vectors, late)
+            hits = make_hits(search, rankings, explanations)
+        if by_words:
+            hits = [tuple(map(_by_words, found)) for found in hits]
+        generation.require_whole()  # a file written into meanwhile gives wrong scores
+        warnings = text_order_warnings(options.filters or {}, generation.document_schema)
+        if generation.missing:
+            names = ", ".join(generation.missing)
+            warnings = (*warnings, f"the answer leaves out the documents of the partition(s) {names}")
+        texts = [""] * len(hits) if queries is None else queries
+        results = [
+            SearchResult(
+                query=text,
+                generation=generation.number,
+                hits=found,
+                warnings=(*warnings, *ranking.warnings),
+            )
+            for text, found, ranking in zip(texts, hits, rankings, strict=True)
+        ]
+        if chosen.min_probability is not None:
+            calibration = self._calibration(served, chosen)
+            results = [
+                replace(result, warnings=(*result.warnings, BEING_MEASURED))
+                if calibration is None
+                else calibration.apply(result, chosen.min_probability)
+                for result in results
+            ]
+        return results if reranker is None else [reranked(result, reranker, options) for result in results]
+
+    answer = of_whole(_answer)
+
+    def _prepared(
+        self,
+        served: Served,
+        queries: Sequence[str] | None,
+        options: SearchOptions,
+        encoded: Vectors | None,
+    ) -> tuple[PreparedSearch, Vectors]:
+        """Encode, and read what the filter allows."""
+        generation, settings = served.generation, served.generation.manifest.settings
+        require_columns(options, generation.document_schema)
+        check_filters(generation, options.filters, options.restriction)  # before encoding
+        window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
+        has_sparse_say = options.hybrid and options.weight("sparse") > 0.0 and generation.has_sparse
+        with ThreadPoolExecutor(1, thread_name_prefix="cairn-sparse") as beside:
+            weights = None
+            if queries is not None and self._encode_sparse is not None and has_sparse_say:
+                weights = beside.submit(self._encode_sparse, generation, queries)
+            if encoded is None:
+                assert queries is not None, "texts or vectors are asked for"
+                encoded = self._encode(served.encoder, queries)
+                generation.require_whole()  # the encoder may have taken its time
+            sparse = None if weights is None else weights.result()
+        allowed = matching_documents(generation, options.filters, options.restriction, served.timeout)
+        alone = None
+        if options.hide_word_statistics and options.restriction is not None:
+            if isinstance(generation, Elsewhere):
+                raise UsageError(
+                    "word statistics must be hidden in a search of one process, got a search in shards; "
+                    "serve the collection without shards"
+                )
+            visible = allowed
+            if options.filters:  # which move no count
+                visible = matching_documents(generation, None, options.restriction, served.timeout)
+            assert visible is not None, "a restriction asks for something"
+            few = FewDocuments.of(visible, generation.chunk_offsets)
+            alone = Alone(few, generation.languages_of(visible), generation.mean_of_chunks(visible))
+        search = PreparedSearch(
+            generation=generation,
+            reader=served.reader,
+            options=options,
+            queries=queries,
+            window=window,
+            ranking_window=ranking_window,
+            allowed=allowed,
+            sparse=sparse,
+            alone=alone,
+        )
+        return search, encoded
+
+    def _calibration(self, served: Served, asked: SearchOptions) -> Calibration | None:
+        """Return how raw scores become probabilities.
+
+        Measured once for an encoder, and again when the collection has doubled or halved: of what a search
+        may find, where nothing of the rest may show. While one thread measures, others take what was measured
+        before, None at first.
+        """
+        if served.encodes_no_queries:
+            raise UsageError(
+                "min_probability must be asked of a collection whose queries are encoded, got one without a "
+                "model for them; leave it out"
+            )
+        restriction = asked.restriction if asked.hide_word_statistics else None
+        options = SearchOptions(
+            passages=0, restriction=restriction, hide_word_statistics=True, partial=asked.partial
+        )
+        allowed = served.matching(restriction)
+        key = served.encoder.fingerprint + json.dumps(restriction, sort_keys=True)
+        is_first = self._calibrating.acquire(blocking=False)
+        try:
+            kept = self._calibrations.get(key)
+            if is_first and (kept is None or not kept.holds_for(len(allowed))):
+                for oldest in list(self._calibrations)[: max(len(self._calibrations) - KEPT_CALIBRATIONS, 0)]:
+                    del self._calibrations[oldest]
+                ask = partial(self._answer, served, options=options)
+                kept = self._calibrations[key] = measured(served.generation, allowed, ask)
+            return kept
+        finally:
+            if is_first:
+                self._calibrating.release()
 
     @property
     def generation(self) -> Generation:
@@ -384,197 +544,14 @@ def require_encoder(generation: Generation, encoder: QueryEncoder) -> None:
         )
 
 
-def _follow(served: weakref.ref[ServedGeneration], layout: CollectionLayout) -> None:
+def _follow(searcher: weakref.ref[Searcher], layout: CollectionLayout) -> None:
     """Keep a copy up to date while it is being searched; failures are noted as outages of its store."""
-    while served() is not None:
+    while searcher() is not None:
         time.sleep(REFRESH_SECONDS)
         try:
             layout.refresh()
         except CairnError as error:
             note_outage(layout.replica.uri if layout.replica else layout.name, error)
-
-
-Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
-Encode = Callable[[QueryEncoder, Sequence[str]], Vectors]
-EncodeSparse = Callable[[Generation, Sequence[str]], Sequence[Mapping[int, float]]]
-"""Returns the weights of queries' tokens by a generation's sparse encoder."""
-KEPT_CALIBRATIONS: Final = 256
-"""Of readers who are to see nothing of others' documents: some numbers each, measured in a second."""
-
-
-class Searcher(ServedGeneration):
-    """Searches one collection with one encoder; a newly published generation is taken up at the next call.
-
-    ``encode`` gives the vectors of queries that come without them, ``encode_sparse`` their weights by the
-    sparse encoder of a generation that has one; without it such a collection is searched without. The rest is
-    :class:`ServedGeneration`'s.
-    """
-
-    def __init__(
-        self,
-        layout: CollectionLayout,
-        encoder: QueryEncoder | LoadEncoder,
-        *,
-        timeout_seconds: float | None = None,
-        open_one: OpenOne | None = None,
-        encode_sparse: EncodeSparse | None = None,
-        verify: bool = False,
-        encode: Encode | None = None,
-    ) -> None:
-        super().__init__(layout, encoder, open_one, timeout_seconds=timeout_seconds, verify=verify)
-        self._encode_sparse = encode_sparse
-        self._encode = encode or encode_for_search
-        self._calibrating = threading.Lock()
-        self._calibrations: dict[str, Calibration] = {}
-
-    def search(self, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
-        """Answer one query; the keywords are those of :class:`SearchOptions`."""
-        return self.answer([query], SearchOptions(**options))[0]
-
-    def _answer(
-        self,
-        served: Served,
-        queries: Sequence[str] | None,
-        options: SearchOptions,
-        reranker: Reranker | None = None,
-        encoded: Vectors | None = None,
-    ) -> list[SearchResult]:
-        """Answer several queries in one pass of the encoder and one search of each vector index.
-
-        ``encoded`` are the queries' vectors where they are known. Then ``queries`` may be None: there is no
-        BM25, and the answers' ``query`` is empty.
-        """
-        if queries is not None:
-            check_queries(queries)
-            if isinstance(encoded, list | np.ndarray) and len(queries) != len(encoded):
-                raise UsageError(
-                    f"there must be one query text a vector, got {len(queries)} texts and {len(encoded)} "
-                    "vectors"
-                )
-        if options.partial:
-            served = served.reachable()
-        else:
-            served.generation.require_all()
-        generation, dim = served.generation, served.generation.manifest.vector_dim
-        chosen = options if reranker is None else widened(options)
-        search, encoded = self._prepared(served, queries, chosen, encoded)
-        vectors_QV = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
-        by_words = queries is not None and served.encodes_no_queries and not np.any(vectors_QV)
-        if by_words:
-            search = replace(search, options=_words_alone(chosen, has_sparse=search.sparse is not None))
-        explanations, late = None, None
-        if isinstance(encoded, EncodedQueries) and (explanations := _explanations(search, encoded)):
-            late = [each and each.late for each in explanations]
-            if generation.shows_states:  # else another model's words are known
-                unknown = [place for place, tokens in enumerate(encoded.tokens) if not len(tokens.ids_T)]
-                search = replace(search, unknown=unknown)
-        vectors = np.zeros((len(vectors_QV), dim), np.float32) if by_words else unit_vectors(vectors_QV, dim)
-        with _thread_pools().limit(limits=1, user_api="blas"):  # threads that share a small product spin
-            rankings = rank_queries(search, vectors, late)
-            hits = make_hits(search, rankings, explanations)
-        if by_words:
-            hits = [tuple(map(_by_words, found)) for found in hits]
-        generation.require_whole()  # a file written into meanwhile gives wrong scores
-        warnings = text_order_warnings(options.filters or {}, generation.document_schema)
-        if generation.missing:
-            names = ", ".join(generation.missing)
-            warnings = (*warnings, f"the answer leaves out the documents of the partition(s) {names}")
-        texts = [""] * len(hits) if queries is None else queries
-        results = [
-            SearchResult(
-                query=text,
-                generation=generation.number,
-                hits=found,
-                warnings=(*warnings, *ranking.warnings),
-            )
-            for text, found, ranking in zip(texts, hits, rankings, strict=True)
-        ]
-        if chosen.min_probability is not None:
-            calibration = self._calibration(served, chosen)
-            results = [
-                replace(result, warnings=(*result.warnings, BEING_MEASURED))
-                if calibration is None
-                else calibration.apply(result, chosen.min_probability)
-                for result in results
-            ]
-        return results if reranker is None else [reranked(result, reranker, options) for result in results]
-
-    answer = of_whole(_answer)
-
-    def _prepared(
-        self,
-        served: Served,
-        queries: Sequence[str] | None,
-        options: SearchOptions,
-        encoded: Vectors | None,
-    ) -> tuple[PreparedSearch, Vectors]:
-        """Encode, and read what the filter allows."""
-        generation, settings = served.generation, served.generation.manifest.settings
-        require_columns(options, generation.document_schema)
-        check_filters(generation, options.filters, options.restriction)  # before encoding
-        window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
-        has_sparse_say = options.hybrid and options.weight("sparse") > 0.0 and generation.has_sparse
-        with ThreadPoolExecutor(1, thread_name_prefix="cairn-sparse") as beside:
-            weights = None
-            if queries is not None and self._encode_sparse is not None and has_sparse_say:
-                weights = beside.submit(self._encode_sparse, generation, queries)
-            if encoded is None:
-                assert queries is not None, "texts or vectors are asked for"
-                encoded = self._encode(served.encoder, queries)
-                generation.require_whole()  # the encoder may have taken its time
-            sparse = None if weights is None else weights.result()
-        allowed = matching_documents(generation, options.filters, options.restriction, served.timeout)
-        alone = None
-        if options.hide_word_statistics and options.restriction is not None:
-            if isinstance(generation, Elsewhere):
-                raise UsageError(
-                    "word statistics must be hidden in a search of one process, got a search in shards; "
-                    "serve the collection without shards"
-                )
-            visible = allowed
-            if options.filters:  # which move no count
-                visible = matching_documents(generation, None, options.restriction, served.timeout)
-            assert visible is not None, "a restriction asks for something"
-            few = FewDocuments.of(visible, generation.chunk_offsets)
-            alone = Alone(few, generation.languages_of(visible), generation.mean_of_chunks(visible))
-        search = PreparedSearch(
-            generation=generation,
-            reader=served.reader,
-            options=options,
-            queries=queries,
-            window=window,
-            ranking_window=ranking_window,
-            allowed=allowed,
-            sparse=sparse,
-            alone=alone,
-        )
-        return search, encoded
-
-    def _calibration(self, served: Served, asked: SearchOptions) -> Calibration | None:
-        """Return how raw scores become probabilities.
-
-        Measured once for an encoder, and again when the collection has doubled or halved: of what a search
-        may find, where nothing of the rest may show. While one thread measures, others take what was measured
-        before, None at first.
-        """
-        restriction = asked.restriction if asked.hide_word_statistics else None
-        options = SearchOptions(
-            passages=0, restriction=restriction, hide_word_statistics=True, partial=asked.partial
-        )
-        allowed = served.matching(restriction)
-        key = served.encoder.fingerprint + json.dumps(restriction, sort_keys=True)
-        is_first = self._calibrating.acquire(blocking=False)
-        try:
-            kept = self._calibrations.get(key)
-            if is_first and (kept is None or not kept.holds_for(len(allowed))):
-                for oldest in list(self._calibrations)[: max(len(self._calibrations) - KEPT_CALIBRATIONS, 0)]:
-                    del self._calibrations[oldest]
-                ask = partial(self._answer, served, options=options)
-                kept = self._calibrations[key] = _calibrated(served, allowed, ask)
-            return kept
-        finally:
-            if is_first:
-                self._calibrating.release()
 
 
 def _words_alone(options: SearchOptions, *, has_sparse: bool) -> SearchOptions:
@@ -596,41 +573,6 @@ def _by_words(hit: Hit) -> Hit:
 
     passages = [replace(passage, scores=without(passage.scores)) for passage in hit.passages]
     return replace(hit, scores=without(hit.scores), passages=passages)
-
-
-def _calibrated(
-    served: Served,
-    allowed: Int64[np.ndarray, " A"],
-    ask: Callable[[Sequence[str]], list[SearchResult]],
-) -> Calibration:
-    """Ask the collection general questions and first sentences of its own documents."""
-    if served.encodes_no_queries:
-        raise UsageError(
-            "min_probability must be asked of a collection whose queries are encoded, got one without a "
-            "model for them; leave it out"
-        )
-    known = known_items(_spread_texts(served.generation, allowed))
-    answers = ask([*GENERAL_QUESTIONS, *known.values()])
-    off_topic, own = answers[: len(GENERAL_QUESTIONS)], answers[len(GENERAL_QUESTIONS) :]
-    return Calibration.of(off_topic, dict(zip(known, own, strict=True)), len(allowed))
-
-
-def _spread_texts(generation: Generation, allowed: Int64[np.ndarray, " A"]) -> Iterator[tuple[str, str]]:
-    """Yield ids and texts of some documents, drawn by their ids, reading a few at a time.
-
-    A collection is measured alike in any number of partitions, whatever order its documents came in.
-    """
-    doc_ids = generation.doc_ids.take(pa.array(allowed))
-    blocks = (doc_ids.slice(first, BLOCK_IDS).to_pylist() for first in range(0, len(allowed), BLOCK_IDS))
-    hashes = (zlib.crc32(doc_id.encode()) for block in blocks for doc_id in block)
-    hash_A = np.fromiter(hashes, np.uint32, len(allowed))
-    last = min(len(allowed), READ_DOCUMENTS) - 1
-    drawn = np.flatnonzero(hash_A <= np.partition(hash_A, last)[last]) if len(allowed) else allowed
-    ordered = sorted(drawn.tolist(), key=lambda place: (hash_A[place], doc_ids[place].as_py()))
-    places = allowed[ordered[:READ_DOCUMENTS]]
-    for first in range(0, len(places), READ_AT_ONCE):
-        for row in read_rows(generation, places[first : first + READ_AT_ONCE], ["doc_id", "text"]):
-            yield row["doc_id"], row["text"]
 
 
 _thread_pools = cache(ThreadpoolController)

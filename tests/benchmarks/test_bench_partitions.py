@@ -31,12 +31,11 @@ from cairn.jobs.ray_cluster.runtime import RayConnection
 from cairn.jobs.ray_serve.settings import ClusterSettings
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import find_served
+from cairn.pipeline.index.maintenance import find_served, repartition
 from cairn.pipeline.index.names import partition_of
 from cairn.pipeline.index.partitions import change_collection
 from cairn.pipeline.index.publish import GenerationFacts, publish_generation
 from cairn.pipeline.index.recovery import prepare_writer
-from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.search.searcher import Searcher

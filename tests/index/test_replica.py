@@ -29,11 +29,10 @@ from cairn.pipeline.index.generation import (
     open_parts,
 )
 from cairn.pipeline.index.layout import HASHES, CollectionLayout, read_manifest
-from cairn.pipeline.index.maintenance import delete_documents
+from cairn.pipeline.index.maintenance import delete_documents, repartition
 from cairn.pipeline.index.names import Current
 from cairn.pipeline.index.object_folder import ObjectFolder
 from cairn.pipeline.index.recovery import repair_collection
-from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.replica import Replica, key_of
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.manifest import FileRecord

@@ -24,11 +24,10 @@ from cairn.pipeline.index import partitions
 from cairn.pipeline.index import repartition as repartitioning
 from cairn.pipeline.index.generation import mean_vector, open_generation
 from cairn.pipeline.index.layout import CollectionLayout, read_manifest
-from cairn.pipeline.index.maintenance import compact_collection
+from cairn.pipeline.index.maintenance import compact_collection, repartition
 from cairn.pipeline.index.names import partition_of
 from cairn.pipeline.index.partitions import ChangePartition
 from cairn.pipeline.index.recovery import repair_collection
-from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line import live
 from cairn.pipeline.line.build_index import build_index

@@ -17,9 +17,8 @@ from cairn.pipeline.errors import ConfigError, FingerprintMismatchError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout, wholes
-from cairn.pipeline.index.maintenance import compact_collection, delete_documents
+from cairn.pipeline.index.maintenance import compact_collection, delete_documents, repartition
 from cairn.pipeline.index.names import SPARSE_ARROW
-from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line import build_index as line
 from cairn.pipeline.line.recontextualise import recontextualise

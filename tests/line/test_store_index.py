@@ -18,8 +18,8 @@ from cairn.cli.main import cairn, run
 from cairn.pipeline.collection import Collection, open_collection
 from cairn.pipeline.index import replica as replica_module
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import repartition
 from cairn.pipeline.index.object_folder import ObjectFolder
-from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.search import searcher
 

@@ -72,7 +72,7 @@ def test_search_during_the_measurement_is_answered_at_once_and_says_so(
         assert ends.wait(300)
         return Calibration(scales={"chunk": (-9.0, -8.0), "document": (-9.0, -8.0)}, num_documents=100)
 
-    monkeypatch.setattr("cairn.pipeline.search.searcher._calibrated", measured)
+    monkeypatch.setattr("cairn.pipeline.search.searcher.measured", measured)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(searcher.search, "granite", min_probability=0.5)
         assert begun.wait(300)

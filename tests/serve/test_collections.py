@@ -14,11 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cairn.pipeline.collection import list_statuses, load_query_encoder
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import compact_collection
+from cairn.pipeline.index.maintenance import compact_collection, repartition
 from cairn.pipeline.index.names import CHUNKS_FAISS
 from cairn.pipeline.index.publish import remove_generations
 from cairn.pipeline.index.recovery import repair_collection
-from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.search import searcher
 from cairn.pipeline.search.calibration import GENERAL_QUESTIONS
 from cairn.pipeline.serve import collections

@@ -12,8 +12,8 @@ import pytest
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import repartition
 from cairn.pipeline.index.names import CHUNKS_FAISS, TOKENS_ARROW
-from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.serve import collections
 from cairn.pipeline.serve.settings import ServeSettings

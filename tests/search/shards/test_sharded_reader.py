@@ -16,9 +16,9 @@ from cairn.pipeline.errors import CairnError, PartitionsMissingError, StorageErr
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation, open_parts
 from cairn.pipeline.index.layout import SIZES, CollectionLayout, read_manifest
+from cairn.pipeline.index.maintenance import repartition
 from cairn.pipeline.index.names import partition_of
 from cairn.pipeline.index.publish import remove_generations
-from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.search.contents import count_documents, list_matches, read_document, summarise_columns
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.shards import parts, sharded_generation
