@@ -442,11 +442,10 @@ class Searcher:
     def _fall_back(self, damaged: Generation, error: IntegrityError) -> Served:
         """Serve the newest whole generation in the place of one that was damaged while it was served.
 
-        Where there is none, ``error`` is raised, and files are looked at again every :data:`RETRY_SECONDS`.
+        Where there is none, ``error`` is raised; :meth:`_take_up` looks again every :data:`RETRY_SECONDS`.
         """
         with self._lock:
-            is_due = self._damage is None or self._retry_at is None or time.monotonic() >= self._retry_at
-            if self.last_generation is damaged and is_due:
+            if self.last_generation is damaged and self._damage is None:
                 self._damaged_files |= {name for each in damaged.lance_files for name in each.damaged}
                 try:
                     checks = Checks(suspects=self._damaged_files)
@@ -476,7 +475,10 @@ class Searcher:
         generation = self.last_generation
         try:
             checks = Checks(suspects=self._damaged_files)
-            opened = open_generation(self._layout, checks=checks, open_one=self._open_one)
+            if self._damage is None:
+                opened = open_generation(self._layout, checks=checks, open_one=self._open_one)
+            else:  # nothing answers: an older one that is whole again will do
+                opened = open_latest_intact_generation(self._layout, checks, self._open_one)
             self._serve(opened)
         except (IntegrityError, StorageError) as error:
             self.is_outdated = self._is_behind(generation)
@@ -487,7 +489,8 @@ class Searcher:
             self._stamp = stamp
             log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, generation.number)
             return
-        self._stamp, self._damaged_files = stamp, frozenset()
+        self._stamp = stamp
+        self._damaged_files = frozenset() if opened.warning is None else self._damaged_files
         log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
 
     def _serve(self, opened: Generation) -> None:

@@ -177,6 +177,20 @@ def test_bm25_filter_comes_before_the_limit(generation: Generation, stones: Any)
     assert set(found) <= expected
 
 
+@pytest.mark.parametrize("where", [None, {"cluster_id": 0}])
+def test_best_documents_and_passages_that_tie_at_the_end_are_those_of_the_lowest_ids(
+    alike: Any, where: Any
+) -> None:
+    ids = [f"doc-{place * 7 % 12:02d}" for place in range(12)]
+    generation = open_generation(alike(ids))
+    condition = where and compile_filter(where, generation.document_schema)
+    assert sorted(found_ids(generation, "slate stone0", condition, limit=5)) == sorted(ids)[:5]
+    passages = bm25_passages(generation, words_of(generation, "stone0"), 1, None, None)
+    assert passages is not None
+    best = nominate_by_passage_bm25(generation, passages, 5)
+    assert sorted(generation.ids_of(best)) == sorted(ids)[:5]
+
+
 def test_bounded_words_keep_order_and_are_bounded_with_three_repeats_at_most() -> None:
     assert bounded_words("a b A c a a b") == "a b A c a b"
     assert len(bounded_words(" ".join(f"w{i}" for i in range(1000))).split()) == MAX_WORDS

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.names import CHUNKS_FAISS
 from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.search import searcher as searcher_module
-from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search.searcher import RETRY_SECONDS, Searcher
 from cairn.pipeline.types import QueryEncoder
 
 
@@ -61,40 +62,97 @@ def test_what_happens_before_the_vectors_come_tears_no_answer_and_ends_nothing(
         searcher.search("slate")
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The seconds that the searcher sees, which tests move on."""
+    clock = SimpleNamespace(now=1_000.0)
+    monkeypatch.setattr(searcher_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
 def test_damaged_new_generation_leaves_the_old_one_serving_with_a_warning_until_the_retry_is_due(
-    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
 ) -> None:
     first = publish(layout, 12)
     searcher = Searcher(layout, encoder)
     publish(layout, 9, version=1, replaces=first)
     damage(layout, 2)
-    result = searcher.search("slate")
-    assert (result.generation, version_of(result)) == (1, {"0"})
-    assert "generation 1 is still served" in searcher.warnings[0]
-    assert "SHA-256" in searcher.warnings[0]
+    for _ in range(2):  # after the first retry another one is due
+        result = searcher.search("slate")
+        assert (result.generation, version_of(result)) == (1, {"0"})
+        assert "generation 1 is still served" in searcher.warnings[0]
+        assert "SHA-256" in searcher.warnings[0]
+        clock.now += RETRY_SECONDS
+    searcher.search("slate")
     damage(layout, 2)  # flips the same bit back
+    clock.now += RETRY_SECONDS - 1
     with monkeypatch.context() as patched:
         patched.setattr(searcher_module, "open_generation", lambda *_, **__: pytest.fail("opened again"))
         assert searcher.search("slate").generation == 1
-    searcher._retry_at = 0.0
+    clock.now += 1
     assert searcher.search("slate").generation == 2
     assert searcher.warnings == ()
 
 
+def test_older_generation_that_was_opened_in_the_place_of_a_damaged_one_is_left_when_the_retry_is_due(
+    layout, publish, encoder, clock: SimpleNamespace
+) -> None:
+    first = publish(layout, 12)
+    publish(layout, 9, version=1, replaces=first)
+    damage(layout, 2)
+    searcher = Searcher(layout, encoder)
+    assert searcher.search("slate").generation == 1
+    damage(layout, 2)
+    clock.now += RETRY_SECONDS - 1
+    assert searcher.search("slate").generation == 1
+    clock.now += 1
+    assert searcher.search("slate").generation == 2
+
+
 @pytest.mark.parametrize("name", ["chunks.faiss", "documents.faiss", "chunks.arrow", "passages.arrow"])
 def test_file_that_is_cut_while_it_is_open_is_an_error_and_is_not_looked_at_until_the_retry_is_due(
-    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch, name: str
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, name: str
 ) -> None:
     publish(layout, 12)
     searcher = Searcher(layout, encoder)
     searcher.search("slate")
-    os.truncate(layout.generation_folder(1) / name, 10)
-    for _ in range(2):
+    path = layout.generation_folder(1) / name
+    content = path.read_bytes()
+    os.truncate(path, 10)
+
+    def require_damage() -> None:
         with pytest.raises(DamageError, match=f"{name} of generation 1 must have .* bytes, got 10"):
             searcher.search("slate")
-        monkeypatch.setattr(
-            searcher_module, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again")
-        )
+
+    for _ in range(2):  # the second is the retry
+        require_damage()
+        clock.now += RETRY_SECONDS - 1
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                searcher_module, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again")
+            )
+            require_damage()
+        clock.now += 1
+    path.write_bytes(content)
+    assert searcher.search("slate").generation == 1
+    assert searcher.is_answering
+
+
+def test_older_generation_that_is_whole_again_answers_when_the_retry_is_due_and_then_the_newest(
+    layout, publish, encoder, clock: SimpleNamespace
+) -> None:
+    first = publish(layout, 12)
+    publish(layout, 9, version=1, replaces=first)
+    searcher = Searcher(layout, encoder)
+    for number in (1, 2):
+        damage(layout, number)
+    with pytest.raises(DamageError, match="generation 2"):
+        searcher.search("slate")
+    for number in (1, 2):
+        damage(layout, number)
+        clock.now += RETRY_SECONDS
+        assert searcher.search("slate").generation == number
+    assert searcher.warnings == ()
 
 
 def test_unchanged_or_touched_collection_is_not_opened_again(
