@@ -573,8 +573,6 @@ def best_of_documents(
     scores_M: Float32[np.ndarray, " M"], num_chunks_N: Int64[np.ndarray, " N"]
 ) -> Float32[np.ndarray, " N"]:
     """Return the best score of each document; ``scores_M`` holds those of their chunks, in order."""
-    if not len(num_chunks_N):
-        return np.empty(0, dtype=np.float32)
     return np.maximum.reduceat(scores_M, np.cumsum(num_chunks_N) - num_chunks_N)
 
 

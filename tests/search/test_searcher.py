@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,11 @@ def naive_ranking(
     *,
     hybrid: bool,
     filtered: bool,
+    weights: dict[str, float],
 ) -> list[tuple[str, float]]:
     """Rank every document by its definition; only the passages' BM25 is the index's."""
+    weigh = {"document": 0.25, "chunk": 0.75, **weights}
+    of_dense = weigh["document"] + weigh["chunk"]
     bm25 = document_bm25(stones, searcher, text)
     pairs = best_passage_bm25(searcher, text)
     scored = []
@@ -96,7 +100,8 @@ def naive_ranking(
         dense = {
             "document": float(document @ vector),
             "chunk": best_chunk,
-            "both": 0.25 * float(document @ vector) + 0.75 * best_chunk,
+            "both": (weigh["document"] * float(document @ vector) + weigh["chunk"] * best_chunk)
+            / (of_dense or 1.0),
         }
         scored.append(
             (row["doc_id"], dense[granularity], (bm25.get(row["doc_id"], 0.0), pairs[row["doc_id"]]))
@@ -108,14 +113,24 @@ def naive_ranking(
             max(d for _, d, _ in scored),
         )
         scored = [
-            (i, ((d - low) / (high - low) + (b[0] / top + b[1] / top_pair) / 2) / 2, b) for i, d, b in scored
+            (
+                i,
+                (of_dense * (d - low) / (high - low) + (b[0] / top + b[1] / top_pair) / 2) / (of_dense + 1),
+                b,
+            )
+            for i, d, b in scored
         ]
     return sorted([(i, d) for i, d, _ in scored], key=lambda pair: (-pair[1], pair[0]))
 
 
-@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
-@pytest.mark.parametrize("hybrid", [False, True])
-@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize(
+    ("granularity", "hybrid", "filtered", "weights"),
+    [
+        *((*each, {}) for each in product(("document", "chunk", "both"), (False, True), (False, True))),
+        ("both", False, False, {"document": 3, "chunk": 1}),
+        ("document", True, False, {"document": 0, "chunk": 0}),
+    ],
+)
 def test_search_equals_the_brute_force_ranking(
     stones: Stones,
     searcher: Searcher,
@@ -123,16 +138,15 @@ def test_search_equals_the_brute_force_ranking(
     granularity: Granularity,
     hybrid: bool,
     filtered: bool,
+    weights: dict[str, float],
 ) -> None:
-    filters = FILTER if filtered else None
+    options = {"granularity": granularity, "hybrid": hybrid, "filters": FILTER if filtered else None}
     for query in QUERIES:
         vector = encoder.encode_queries([query])[0]
         expected = naive_ranking(
-            stones, searcher, query, vector, granularity, hybrid=hybrid, filtered=filtered
+            stones, searcher, query, vector, granularity, hybrid=hybrid, filtered=filtered, weights=weights
         )[:10]
-        result = searcher.search(
-            query, granularity=granularity, hybrid=hybrid, filters=filters, max_candidates=EVERYTHING
-        )
+        result = searcher.search(query, **options, weights=weights, max_candidates=EVERYTHING)
         assert [hit.doc_id for hit in result.hits] == [doc_id for doc_id, _ in expected]
         shown = [min(max(score, 0.0), 1.0) for _, score in expected]
         assert [hit.score for hit in result.hits] == pytest.approx(shown, abs=1e-5)
@@ -229,29 +243,6 @@ def test_scores_hold_the_parts_that_were_asked_for(
 
 def test_hybrid_of_words_nobody_wrote_is_the_dense_answer(searcher: Searcher) -> None:
     assert searcher.search("zebra unknown") == searcher.search("zebra unknown", hybrid=False)
-
-
-def test_weights_move_the_ranking(stones: Stones, searcher: Searcher, encoder: StoneEncoder) -> None:
-    vector = encoder.encode_queries([QUERIES[0]])[0]
-    found = searcher.search(
-        QUERIES[0], hybrid=False, weights={"document": 3, "chunk": 1}, max_candidates=EVERYTHING
-    )
-    naive = [
-        0.75 * d @ vector + 0.25 * (c @ vector).max()
-        for d, c in zip(stones.document_vectors, stones.chunk_vectors, strict=True)
-    ]
-    assert [stones.index_of(hit.doc_id) for hit in found.hits] == np.argsort(-np.array(naive), kind="stable")[
-        :10
-    ].tolist()
-
-
-def test_bm25_weight_alone_ranks_by_bm25(searcher: Searcher) -> None:
-    hits = searcher.search(QUERIES[0], granularity="document", weights={"document": 0, "chunk": 0}).hits
-    top, top_pair = (max(hit.scores[part] for hit in hits) for part in ("bm25", "passage_bm25"))
-    assert [h.score for h in hits] == pytest.approx(
-        [(h.scores["bm25"] / top + h.scores["passage_bm25"] / top_pair) / 2 for h in hits]
-    )
-    assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
 
 
 def test_top_k_beyond_the_collection_returns_all_documents_once(stones: Stones, searcher: Searcher) -> None:

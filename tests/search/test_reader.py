@@ -1,9 +1,15 @@
+"""What is nominated and how it is scored, against brute force."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.index.segments.words import sparse_term
 from cairn.pipeline.lexical import bm25 as bm25_module
 from cairn.pipeline.search import reader
 from cairn.pipeline.search.filters import allowed_documents, compile_filter, table_errors
@@ -22,8 +28,10 @@ from cairn.pipeline.search.reader import (
     merge_nominees,
     nominate_by_passage_bm25,
     score_windows,
+    sparse_documents,
     words_asked,
 )
+from cairn.pipeline.types import SPARSE_STEP
 
 
 @pytest.fixture(scope="module")
@@ -92,29 +100,9 @@ def scores_of(generation: Generation, positions: np.ndarray, query: np.ndarray) 
     return LocalScores(generation, positions, query[0], None)
 
 
-def decoded_in_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(reader, "BLOCK_WINDOWS", block)
-    monkeypatch.setattr(reader, "BLOCK_CHUNKS", block)
-
-
-@pytest.mark.parametrize("block", [1, 10, 10_000])
-def test_scores_of_candidates_equal_brute_force_for_any_block(
-    generation: Generation, stones: Any, query: np.ndarray, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded_in_blocks(monkeypatch, block)
-    none = scores_of(generation, np.empty(0, np.int64), query)
-    assert [len(none.documents()), len(none.chunks())] == [0, 0]
-    positions = np.array([0, 1, 7, 8, 58])
-    scores = scores_of(generation, positions, query)
-    documents = stones.document_vectors[positions] @ query[0]
-    chunks = [(stones.chunk_vectors[position] @ query[0]).max() for position in positions]
-    np.testing.assert_allclose(scores.documents(), documents, atol=1e-6)
-    np.testing.assert_allclose(scores.chunks(), chunks, atol=1e-6)
-
-
 @pytest.mark.parametrize("block", [1, 10, 10_000])
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_windows_of_candidates_equal_brute_force_for_any_block(
+def test_scores_of_candidates_and_their_windows_equal_brute_force_for_any_block(
     generation: Generation,
     stones: Any,
     query: np.ndarray,
@@ -122,7 +110,8 @@ def test_windows_of_candidates_equal_brute_force_for_any_block(
     block: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decoded_in_blocks(monkeypatch, block)
+    monkeypatch.setattr(reader, "BLOCK_WINDOWS", block)
+    monkeypatch.setattr(reader, "BLOCK_CHUNKS", block)
     positions, chosen = np.array([0, 1, 5, 6, 7, 30, 59]), np.array([1, 5, 2])
     decoded, reconstruct = list[int](), type(generation.chunks).reconstruct
     counted = lambda index, rows: (decoded.append(len(rows)), reconstruct(index, rows))[1]  # noqa: E731
@@ -141,9 +130,13 @@ def test_windows_of_candidates_equal_brute_force_for_any_block(
         owners, firsts, ends, cosines = ([row[part] for row in expected] for part in range(4))
         assert (found.owner.tolist(), found.first.tolist(), found.end.tolist()) == (owners, firsts, ends)
         np.testing.assert_allclose(found.scores, cosines, atol=1e-6)
-    scores.chunks()
+    chunks = [(stones.chunk_vectors[position] @ query[0]).max() for position in positions]
+    np.testing.assert_allclose(scores.chunks(), chunks, atol=1e-6)
     once = sum(len(stones.chunk_vectors[position]) for position in positions)
     assert block < once or sum(decoded) == once, "what fits a block is decoded once"
+    np.testing.assert_allclose(scores.documents(), stones.document_vectors[positions] @ query[0], atol=1e-6)
+    none = scores_of(generation, np.empty(0, np.int64), query)
+    assert [len(none.documents()), len(none.chunks())] == [0, 0]
 
 
 def words_of(generation: Generation, query: str) -> Any:
@@ -220,3 +213,72 @@ def test_bm25_of_few_allowed_documents_is_that_of_a_look_at_all(
         scores = [np.zeros(60) if each is None else each.of(firsts) for each in passages]
         found.append([each.tolist() for each in (*documents, *scores)])
     assert found[0] == found[1] == found[2]
+
+
+NUM_TOKENS = 12
+QUERY = {token: 0.5 + token / 7 for token in (0, 2, 3, 7, 11, 40)}
+
+
+class Words:
+    """Postings of a dense table of steps, chunk by token."""
+
+    def __init__(self, steps_MX: np.ndarray) -> None:
+        self._steps_MX = steps_MX
+
+    def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
+        tokens = [token for token in range(NUM_TOKENS) if sparse_term(token) == term]
+        steps_M = self._steps_MX[:, tokens[0]] if tokens else np.zeros(0, np.uint8)
+        return np.flatnonzero(steps_M), steps_M[steps_M > 0]
+
+
+@pytest.fixture
+def sparse_generation() -> Any:
+    generator = np.random.default_rng(4)
+    counts_N = generator.integers(1, 30, size=40)
+    steps_MX = generator.integers(1, 256, size=(counts_N.sum(), NUM_TOKENS)).astype(np.uint8)
+    steps_MX[generator.random(steps_MX.shape) < 0.9] = 0
+    return SimpleNamespace(
+        chunk_offsets=np.append(0, np.cumsum(counts_N)),
+        chunk_documents=np.repeat(np.arange(len(counts_N)), counts_N),
+        sparse_words=Words(steps_MX),
+        steps_MX=steps_MX,
+    )
+
+
+def by_every_passage(generation: Any, size: int) -> np.ndarray:
+    asked = [token for token in QUERY if token < NUM_TOKENS]
+    weights = np.array([QUERY[token] for token in asked]) * SPARSE_STEP
+    return np.array(
+        [
+            max(
+                generation.steps_MX[at : min(at + size, end), asked].max(0) @ weights
+                for at in range(first, end)
+            )
+            for first, end in zip(generation.chunk_offsets, generation.chunk_offsets[1:], strict=False)
+        ]
+    )
+
+
+@pytest.mark.parametrize("block", [20, 100_000])
+@pytest.mark.parametrize("limit", [1, 6, 100])
+@pytest.mark.parametrize("size", [1, 3, 16, 50])
+def test_best_documents_are_those_of_every_passage(
+    sparse_generation: Any, monkeypatch: pytest.MonkeyPatch, size: int, limit: int, block: int
+) -> None:
+    monkeypatch.setattr(reader, "BLOCK_POSTINGS", block)
+    monkeypatch.setattr(reader, "BLOCK_CHUNKS", block)
+    expected = by_every_passage(sparse_generation, size)
+    for allowed in (None, np.arange(0, 40, 3)):
+        documents, scores = sparse_documents(sparse_generation, QUERY, size, allowed, limit)
+
+        chosen = np.arange(40) if allowed is None else allowed
+        ranked = sorted(chosen[expected[chosen] > 0].tolist(), key=lambda place: (-expected[place], place))
+        assert documents.tolist() == ranked[:limit]
+        assert scores == pytest.approx(expected[documents], rel=1e-6)
+
+
+def test_tokens_that_stand_nowhere_find_nothing(sparse_generation: Any) -> None:
+    documents, scores = sparse_documents(sparse_generation, {40: 1.0}, 3, None, 5)
+
+    assert not len(documents)
+    assert not len(scores)
