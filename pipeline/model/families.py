@@ -28,7 +28,7 @@ Longer" (ModernBERT); Song et al., "MPNet".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -37,7 +37,7 @@ import torch
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.engine.attention import BUCKETS, RelativeBias
-from cairn.pipeline.model.engine.layer import Activation, GatedMlp, Layer, PlainMlp, activation_named
+from cairn.pipeline.model.engine.layer import Activation, Layer, Mlp, activation_named
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.rotary import RotaryTable, even_head_dim, read_rotary
 from cairn.pipeline.model.engine.transformer import Embedding, Transformer
@@ -140,68 +140,71 @@ _MPNET_FIRST_POSITION: Final = 2
 """MPNet's code counts from behind the id 1, whatever its padding is."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Layers:
-    """What the layers of one model have in common; ``biases`` are those of qkv, output, up and down."""
+def _transformer(
+    checkpoint: Checkpoint,
+    reader: WeightReader,
+    names: _Names,
+    shape: Shape,
+    embedding: Embedding,
+    *,
+    inner: int,
+    activation: Activation,
+    biases: tuple[bool, bool, bool, bool],
+    norm_bias: bool = True,
+    is_gated: bool = True,
+    local: Collection[int] = (),
+    finish: Callable[[Layer, str], Layer] | None = None,
+    final_norm: Norm | None = None,
+    rotary: Mapping[bool, RotaryTable] = MappingProxyType({}),
+    relative_bias: RelativeBias | None = None,
+) -> Transformer:
+    """Read all layers of a model; ``biases`` are those of qkv, output, up and down.
 
-    reader: WeightReader
-    names: _Names
-    shape: Shape
-    width: int
-    inner: int
-    activation: Activation
-    biases: tuple[bool, bool, bool, bool]
-    norm_bias: bool = True
-    is_gated: bool = True
+    ``local`` are the layers of local attention. ``finish`` is given each layer, and where its tensors' names
+    begin.
+    """
+    width = embedding.tokens_VD.shape[1]
+    rows = [num_heads * shape.head_dim for num_heads in shape.heads_by_kind]
+    of_qkv, of_output, of_up, of_down = biases
 
-    def read(self, index: int, *, is_local: bool = False) -> Layer:
-        names, prefix = self.names, f"{self.names.layer}.{index}"
-        has_norm = index > 0 or names.first_norm
-        rows = [num_heads * self.shape.head_dim for num_heads in self.shape.heads_by_kind]
-        of_qkv, of_output, of_up, of_down = self.biases
+    def layer(index: int) -> Layer:
+        prefix = f"{names.layer}.{index}"
 
         def stacked(parts: Sequence[str], rows: Sequence[int], *, bias: bool) -> AnyLinear:
-            return self.reader.stacked([f"{prefix}.{part}" for part in parts], rows, self.width, bias=bias)
+            return reader.stacked([f"{prefix}.{part}" for part in parts], rows, width, bias=bias)
+
+        def norm(name: str) -> Norm:
+            return reader.norm(f"{prefix}.{name}", width, bias=norm_bias)
 
         qkv = stacked(names.qkv, rows, bias=of_qkv)
-        output = self.reader.linear(f"{prefix}.{names.output}", (self.width, rows[0]), bias=of_output)
-        up = stacked(names.up, [self.inner] * (2 if self.is_gated else 1), bias=of_up)
-        down = self.reader.linear(f"{prefix}.{names.down}", (self.width, self.inner), bias=of_down)
-        return Layer(
+        output = reader.linear(f"{prefix}.{names.output}", (width, rows[0]), bias=of_output)
+        mlp = Mlp(
+            up=stacked(names.up, [inner] * (2 if is_gated else 1), bias=of_up),
+            down=reader.linear(f"{prefix}.{names.down}", (width, inner), bias=of_down),
+            activation=activation,
+            is_gated=is_gated,
+        )
+        read = Layer(
             qkv=qkv,
             attention_output=output,
-            attention_norm=self._norm(f"{prefix}.{names.attention_norm}") if has_norm else None,
-            mlp=GatedMlp(gate_up=up, down=down, activation=self.activation)
-            if self.is_gated
-            else PlainMlp(up=up, down=down, activation=self.activation),
-            mlp_norm=self._norm(f"{prefix}.{names.mlp_norm}"),
-            is_local=is_local,
+            attention_norm=norm(names.attention_norm) if index > 0 or names.first_norm else None,
+            mlp=mlp,
+            mlp_norm=norm(names.mlp_norm),
+            is_local=index in local,
         )
+        return read if finish is None else finish(read, prefix)
 
-    def _norm(self, name: str) -> Norm:
-        return self.reader.norm(name, self.width, bias=self.norm_bias)
-
-    def model(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        embedding: Embedding,
-        layers: Sequence[Layer],
-        rotary: Mapping[bool, RotaryTable] = MappingProxyType({}),
-        relative_bias: RelativeBias | None = None,
-        final_norm: Norm | None = None,
-    ) -> Transformer:
-        return Transformer(
-            checkpoint,
-            embedding=embedding,
-            layers=layers,
-            final_norm=final_norm,
-            shape=self.shape,
-            rotary=rotary,
-            relative_bias=relative_bias,
-            dtype=self.reader.dtype,
-            device=self.reader.device,
-        )
+    return Transformer(
+        checkpoint,
+        embedding=embedding,
+        layers=list(map(layer, range(checkpoint.integer(*LAYER_COUNTS)))),
+        final_norm=final_norm,
+        shape=shape,
+        rotary=rotary,
+        relative_bias=relative_bias,
+        dtype=reader.dtype,
+        device=reader.device,
+    )
 
 
 def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Transformer:
@@ -235,21 +238,16 @@ def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devic
         num_types = checkpoint.integer("type_vocab_size", default=2)
         types_D = reader.read(_TYPES, (num_types, width), wide)[0].clone()
     norm = reader.norm("embeddings.LayerNorm", width, wide)
-    shape = _shape(num_heads, width // num_heads, len(positions_PD))
-    layers = _Layers(
-        reader=reader,
-        names=_DISTIL if is_distilled else _MPNET if is_mpnet else _BERT,
-        shape=shape,
-        width=width,
+    return _transformer(
+        checkpoint,
+        reader,
+        _DISTIL if is_distilled else _MPNET if is_mpnet else _BERT,
+        _shape(num_heads, width // num_heads, len(positions_PD)),
+        Embedding(tokens_VD=tokens_VD, positions_PD=positions_PD, token_type_D=types_D, norm=norm),
         inner=checkpoint.integer("intermediate_size", "hidden_dim"),
         activation=_activation(checkpoint, "activation" if is_distilled else "hidden_act"),
         biases=(True, True, True, True),
         is_gated=False,
-    )
-    return layers.model(
-        checkpoint,
-        embedding=Embedding(tokens_VD=tokens_VD, positions_PD=positions_PD, token_type_D=types_D, norm=norm),
-        layers=list(map(layers.read, range(checkpoint.integer(*LAYER_COUNTS)))),
         relative_bias=relative_bias,
     )
 
@@ -321,19 +319,15 @@ def read_nomic_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch
     )
     reader = _reader(checkpoint, dtype, device, "layer_norm_epsilon", "layer_norm_eps")
     norm_name, names = ("emb_ln", _NOMIC) if "emb_ln.weight" in reader else ("embeddings.LayerNorm", _NATIVE)
-    layers = _Layers(
-        reader=reader,
-        names=names,
-        shape=shape,
-        width=width,
+    return _transformer(
+        checkpoint,
+        reader,
+        names,
+        shape,
+        _embedding(checkpoint, reader, width, norm_name, default_types=2),
         inner=checkpoint.integer("n_inner", "intermediate_size", default=4 * width),
         activation="silu",
         biases=(False, False, False, False),
-    )
-    return layers.model(
-        checkpoint,
-        embedding=_embedding(checkpoint, reader, width, norm_name, default_types=2),
-        layers=list(map(layers.read, range(checkpoint.integer(*LAYER_COUNTS)))),
         rotary={False: rotary},
     )
 
@@ -383,29 +377,24 @@ def read_gte(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device
     names = _GTE if is_published else _NATIVE
     if is_published and not config.get("pack_qkv", True):
         names = replace(names, qkv=[f"attention.{name}_proj" for name in "qkv"])
-    layers = _Layers(
-        reader=reader,
-        names=names,
-        shape=shape,
-        width=width,
+    return _transformer(
+        checkpoint,
+        reader,
+        names,
+        shape,
+        _embedding(checkpoint, reader, width, "embeddings.LayerNorm", default_types=1),
         inner=checkpoint.integer("intermediate_size"),
         activation=_activation(checkpoint),
         biases=(True, True, False, True),
-    )
-    read = map(layers.read, range(checkpoint.integer("num_hidden_layers")))
-    return layers.model(
-        checkpoint,
-        embedding=_embedding(checkpoint, reader, width, "embeddings.LayerNorm", default_types=1),
-        layers=list(map(_with_gate_first, read) if is_published else read),
+        finish=_with_gate_first if is_published else None,
         rotary={False: rotary},
     )
 
 
-def _with_gate_first(layer: Layer) -> Layer:
+def _with_gate_first(layer: Layer, _prefix: str) -> Layer:
     """Turn a joint projection round whose first half is the factor and second half the gate."""
-    assert isinstance(layer.mlp, GatedMlp)
-    gate_up = Linear(weight=torch.cat(layer.mlp.gate_up.weight.chunk(2)[::-1]))
-    return replace(layer, mlp=replace(layer.mlp, gate_up=gate_up))
+    up = Linear(weight=torch.cat(layer.mlp.up.weight.chunk(2)[::-1]))
+    return replace(layer, mlp=replace(layer.mlp, up=up))
 
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
@@ -427,24 +416,20 @@ def read_modernbert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch
         radius=checkpoint.integer("local_attention", default=128) // 2,
     )
     reader = WeightReader(checkpoint.tensors, _MODERN_TOKENS, device, dtype, epsilon=epsilon)
-    layers = _Layers(
-        reader=reader,
-        names=_MODERN,
-        shape=shape,
-        width=width,
+    return _transformer(
+        checkpoint,
+        reader,
+        _MODERN,
+        shape,
+        Embedding(
+            tokens_VD=reader.read(_MODERN_TOKENS, (checkpoint.integer("vocab_size"), width)),
+            norm=reader.norm("embeddings.norm", width, torch.float32, bias=norm_bias),
+        ),
         inner=checkpoint.integer("intermediate_size"),
         activation=_activation(checkpoint, "hidden_activation"),
         biases=(attention_bias, attention_bias, mlp_bias, mlp_bias),
         norm_bias=norm_bias,
-    )
-    kinds = enumerate(_layer_kinds(checkpoint))
-    return layers.model(
-        checkpoint,
-        embedding=Embedding(
-            tokens_VD=reader.read(_MODERN_TOKENS, (checkpoint.integer("vocab_size"), width)),
-            norm=reader.norm("embeddings.norm", width, torch.float32, bias=norm_bias),
-        ),
-        layers=[layers.read(index, is_local=kind == _LOCAL) for index, kind in kinds],
+        local=[index for index, kind in enumerate(_layer_kinds(checkpoint)) if kind == _LOCAL],
         final_norm=reader.norm("final_norm", width, bias=norm_bias),
         rotary={
             kind == _LOCAL: RotaryTable(
@@ -514,18 +499,8 @@ def read_decoder(
     reader = WeightReader(checkpoint.tensors, tokens, device, dtype, epsilon=epsilon, kind="rms")
     output_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
     input_bias = output_bias or config.get("model_type") == "qwen2"
-    layers = _Layers(
-        reader=reader,
-        names=_DECODER,
-        shape=shape,
-        width=width,
-        inner=checkpoint.integer("intermediate_size"),
-        activation=_activation(checkpoint, default="silu"),
-        biases=(input_bias, output_bias, mlp_bias, mlp_bias),
-    )
 
-    def read_layer(index: int) -> Layer:
-        layer, prefix = layers.read(index), f"layers.{index}"
+    def finish(layer: Layer, prefix: str) -> Layer:
         if config.get("model_type") in ("qwen3", PPLX):
             query_norm, key_norm = (
                 reader.norm(f"{prefix}.self_attn.{name}_norm", shape.head_dim) for name in "qk"
@@ -534,10 +509,16 @@ def read_decoder(
         reader.require_all_read(prefix)
         return layer
 
-    return layers.model(
+    return _transformer(
         checkpoint,
-        embedding=Embedding(tokens_VD=reader.read(tokens, (checkpoint.integer("vocab_size"), width))),
-        layers=list(map(read_layer, range(checkpoint.integer("num_hidden_layers")))),
+        reader,
+        _DECODER,
+        shape,
+        Embedding(tokens_VD=reader.read(tokens, (checkpoint.integer("vocab_size"), width))),
+        inner=checkpoint.integer("intermediate_size"),
+        activation=_activation(checkpoint, default="silu"),
+        biases=(input_bias, output_bias, mlp_bias, mlp_bias),
+        finish=finish,
         final_norm=reader.norm("norm", width),
         rotary={False: rotary},
     )

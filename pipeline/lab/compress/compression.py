@@ -71,7 +71,7 @@ def matrix_bytes(engine: Transformer) -> int:
     return sum(
         linear.matrix.nbytes if isinstance(linear, QuantizedLinear) else linear.weight.nbytes
         for layer in engine.layers
-        for linear in (layer.qkv, layer.attention_output, *layer.mlp.linears)
+        for linear in (layer.qkv, layer.attention_output, layer.mlp.up, layer.mlp.down)
     )
 
 

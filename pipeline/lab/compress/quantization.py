@@ -31,7 +31,7 @@ from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.lab.compress.settings import CompressConfig, WeightFormat
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import reader_of
-from cairn.pipeline.model.engine.layer import Activation, Layer, PlainMlp, run_layer
+from cairn.pipeline.model.engine.layer import Activation, Layer, run_layer
 from cairn.pipeline.model.engine.pattern import Batch
 from cairn.pipeline.model.engine.transformer import InPlaceOperations, Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear
@@ -119,7 +119,7 @@ class _TellingOperations(InPlaceOperations):
 
     def __init__(self, engine: Transformer, index: int, num_tokens: int, seen: Seen) -> None:
         pattern = engine.pattern_of(Batch(lengths_B=np.array([num_tokens]), num_tokens=num_tokens))
-        super().__init__(engine.layers[index], index, pattern, engine.shape, engine.workspace)
+        super().__init__(engine.layers[index], pattern, engine.shape, engine.workspace)
         self._tell = seen
 
     @override
@@ -269,7 +269,7 @@ def _second_moments(engine: Transformer, index: int, states: list[torch.Tensor])
 
 
 def _products(layer: Layer) -> dict[LayerInput, AnyLinear]:
-    up, down = layer.mlp.linears
+    up, down = layer.mlp.up, layer.mlp.down
     return {"attention": layer.qkv, "mixed": layer.attention_output, "feed-forward": up, "inner": down}
 
 
@@ -279,8 +279,7 @@ def _quantized_layer(layer: Layer, moments: Moments, config: CompressConfig) -> 
         kind: Linear(weight=_rounded(linear.weight, moments[kind], config).dequantized(), bias=linear.bias)
         for kind, linear in _products(layer).items()
     }
-    up_name = "up" if isinstance(layer.mlp, PlainMlp) else "gate_up"
-    mlp = replace(layer.mlp, **{up_name: new["feed-forward"], "down": new["inner"]})
+    mlp = replace(layer.mlp, up=new["feed-forward"], down=new["inner"])
     return replace(layer, qkv=new["attention"], attention_output=new["mixed"], mlp=mlp)
 
 

@@ -53,35 +53,13 @@ def activation_named(setting: str, name: str) -> Activation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlainMlp:
-    """``down(act(up(x)))``."""
+class Mlp:
+    """A feed-forward; a gated one has in ``up`` the rows of the gate, then those of the factor."""
 
     up: AnyLinear
     down: AnyLinear
     activation: Activation
-
-    @property
-    def linears(self) -> tuple[AnyLinear, AnyLinear]:
-        return self.up, self.down
-
-    def packed(self) -> PlainMlp:
-        return replace(self, up=self.up.packed(), down=self.down.packed())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GatedMlp:
-    """``down(act(gate(x)) · up(x))``; ``gate_up`` holds the rows of the gate, then those of the factor."""
-
-    gate_up: AnyLinear
-    down: AnyLinear
-    activation: Activation
-
-    @property
-    def linears(self) -> tuple[AnyLinear, AnyLinear]:
-        return self.gate_up, self.down
-
-    def packed(self) -> GatedMlp:
-        return replace(self, gate_up=self.gate_up.packed(), down=self.down.packed())
+    is_gated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +74,7 @@ class Layer:
     qkv: AnyLinear
     attention_output: AnyLinear
     attention_norm: Norm | None
-    mlp: PlainMlp | GatedMlp
+    mlp: Mlp
     mlp_norm: Norm
     query_norm: Norm | None = None
     key_norm: Norm | None = None
@@ -104,8 +82,8 @@ class Layer:
 
     def packed(self) -> Layer:
         """Return it with its projections laid out for this processor."""
-        output, mlp = self.attention_output.packed(), self.mlp.packed()
-        return replace(self, qkv=self.qkv.packed(), attention_output=output, mlp=mlp)
+        mlp = replace(self.mlp, up=self.mlp.up.packed(), down=self.mlp.down.packed())
+        return replace(self, qkv=self.qkv.packed(), attention_output=self.attention_output.packed(), mlp=mlp)
 
 
 State = TypeVar("State")
@@ -151,10 +129,7 @@ def run_layer(
 
 
 def _add_feed_forward(
-    mlp: PlainMlp | GatedMlp, x: State, residual: State, operations: LayerOperations[State, Heads]
+    mlp: Mlp, x: State, residual: State, operations: LayerOperations[State, Heads]
 ) -> State:
-    if isinstance(mlp, PlainMlp):
-        inner = operations.inner(mlp.up, mlp.activation, x)
-    else:
-        inner = operations.gated_inner(mlp.gate_up, mlp.activation, x)
-    return operations.add_projection(mlp.down, inner, residual)
+    inner = operations.gated_inner if mlp.is_gated else operations.inner
+    return operations.add_projection(mlp.down, inner(mlp.up, mlp.activation, x), residual)

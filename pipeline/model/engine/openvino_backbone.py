@@ -137,7 +137,7 @@ def _group_size(layers: Sequence[Layer]) -> int:
     widths = {
         linear.weight.shape[1]
         for layer in layers
-        for linear in (layer.qkv, layer.attention_output, *layer.mlp.linears)
+        for linear in (layer.qkv, layer.attention_output, layer.mlp.up, layer.mlp.down)
     }
     common = math.gcd(*widths)
     return next((size for size in range(_MAX_GROUP, 15, -16) if common % size == 0), 0)

@@ -55,7 +55,7 @@ class Packed(Pattern):
             table.rotate_(heads_NPd, self._angles[is_local], workspace)
 
     def attend(
-        self, heads_NPd: Float[torch.Tensor, "N P d"], _layer: int, /, *, is_local: bool, drop_lead: bool
+        self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
         shape = self._settings.shape
         query, key, value = heads_NPd.split(shape.heads_by_kind, dim=1)

@@ -114,7 +114,7 @@ class Pattern(ABC):
 
     @abstractmethod
     def attend(
-        self, heads_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool
+        self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
         """Mix the values of one layer; return ``M D`` of all tokens, of the text when the lead goes."""
 

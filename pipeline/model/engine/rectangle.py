@@ -54,7 +54,7 @@ class Rectangle(Pattern):
             settings.rotary[is_local].rotate_(rows_BSPd, self._angles[is_local], settings.workspace)
 
     def attend(
-        self, heads_NPd: Float[torch.Tensor, "N P d"], _layer: int, /, *, is_local: bool, drop_lead: bool
+        self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
         settings, shape = self._settings, self._settings.shape
         workspace, temperature = settings.workspace, settings.temperature

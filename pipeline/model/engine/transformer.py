@@ -176,9 +176,7 @@ class Transformer(Backbone):
         x_ND = pattern.pack(self.norm_embeddings(x_BSD).to(self.dtype))
         for index, layer in enumerate(self.layers):
             drop_lead = index == pattern.drop_lead_at
-            operations = InPlaceOperations(
-                layer, index, pattern, self.shape, self.workspace, drop_lead=drop_lead
-            )
+            operations = InPlaceOperations(layer, pattern, self.shape, self.workspace, drop_lead=drop_lead)
             x_ND = run_layer(layer, x_ND, operations, norm_first=self.shape.norm_first)
             if drop_lead:
                 pattern = pattern.without_lead()
@@ -212,14 +210,12 @@ class InPlaceOperations:
     def __init__(
         self,
         layer: Layer,
-        index: int,
         pattern: Pattern,
         shape: Shape,
         workspace: Workspace,
         *,
         drop_lead: bool = False,
     ) -> None:
-        self._index = index
         self._is_local = layer.is_local
         self._pattern = pattern
         self._shape = shape
@@ -245,9 +241,7 @@ class InPlaceOperations:
         return heads_NPd
 
     def attend(self, heads_NPd: torch.Tensor) -> torch.Tensor:
-        return self._pattern.attend(
-            heads_NPd, self._index, is_local=self._is_local, drop_lead=self._drop_lead
-        )
+        return self._pattern.attend(heads_NPd, is_local=self._is_local, drop_lead=self._drop_lead)
 
     def continuing(self, x_ND: torch.Tensor) -> torch.Tensor:
         return self._pattern.text(x_ND) if self._drop_lead else x_ND

@@ -15,7 +15,7 @@ from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine import precision
-from cairn.pipeline.model.engine.layer import Layer, PlainMlp
+from cairn.pipeline.model.engine.layer import Layer, Mlp
 from cairn.pipeline.model.engine.openvino_backbone import OpenVinoTransformer, _group_size
 from cairn.pipeline.model.engine.weights import Linear, Norm
 
@@ -131,7 +131,7 @@ def test_group_of_int8_divides_all_products(hidden, inner, group):
         qkv=linear(hidden),
         attention_output=linear(hidden),
         attention_norm=None,
-        mlp=PlainMlp(up=linear(hidden), down=linear(inner), activation="gelu"),
+        mlp=Mlp(up=linear(hidden), down=linear(inner), activation="gelu"),
         mlp_norm=Norm(weight=torch.ones(hidden), epsilon=1e-12),
     )
     assert _group_size([layer]) == group
