@@ -111,46 +111,31 @@ def test_every_bit_flip_keeps_the_row_equation(write_corpus: WriteCorpus) -> Non
     assert finished > 100
 
 
-def test_file_whose_name_is_not_utf8_is_quarantined_and_the_others_go_on(write_corpus: WriteCorpus) -> None:
-    good = write_corpus("a.parquet", id=["a"], text=["x"])
-    (good.parent / os.fsdecode(b"sub\xff")).mkdir()
-    for name in (b"caf\xe9.parquet", b"sub\xff/b.parquet"):
-        (good.parent / os.fsdecode(name)).write_bytes(good.read_bytes())
-    for source in (good.parent, f"{good.parent}/*", f"{good.parent}/**/*.parquet"):
-        rows, rejected = read(source)
-        assert [row["doc_id"] for row in rows] == ["a"]
-        assert [(Path(row["source_file"]).name, row["detail"]) for row in rejected] == [
-            ("caf\ufffd.parquet", "its name must be UTF-8; rename it"),
-            ("b.parquet", "its name must be UTF-8; rename it"),
-        ]
-
-
-def test_link_that_leads_nowhere_and_a_pipe_are_quarantined(write_corpus: WriteCorpus) -> None:
-    good = write_corpus("a.parquet", id=["a"], text=["x"])
-    (good.parent / "b.parquet").symlink_to("/nowhere")
-    os.mkfifo(good.parent / "c.parquet")
-    rows, rejected = read(good.parent)
-    assert [row["doc_id"] for row in rows] == ["a"]
-    assert [row["detail"] for row in rejected] == [
-        "it is a link that leads nowhere",
-        "it is neither a file nor a folder",
-    ]
-
-
-def test_folder_that_cannot_be_listed_is_quarantined_and_the_others_go_on(
+def test_names_that_cannot_be_read_are_quarantined_and_the_others_go_on(
     write_corpus: WriteCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = write_corpus("a.parquet", id=["a"], text=["x"])
-    (good.parent / "closed").mkdir()
-    scandir = os.scandir
+    folder, scandir = good.parent, os.scandir
+    for name in ("closed", os.fsdecode(b"sub\xff")):
+        (folder / name).mkdir()
+    for name in (b"caf\xe9.parquet", b"sub\xff/b.parquet"):
+        (folder / os.fsdecode(name)).write_bytes(good.read_bytes())
+    (folder / "lost.parquet").symlink_to("/nowhere")
+    os.mkfifo(folder / "pipe.parquet")
 
-    def refuse(folder: str) -> object:
-        if folder.endswith("closed"):
+    def refuse(place: str) -> object:
+        if place.endswith("closed"):
             raise PermissionError(errno.EACCES, "Permission denied")
-        return scandir(folder)
+        return scandir(place)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    for source in (good.parent, f"{good.parent}/*", f"{good.parent}/**/*.parquet"):
+    for source in (folder, f"{folder}/*", f"{folder}/**/*.parquet"):
         rows, rejected = read(source)
         assert [row["doc_id"] for row in rows] == ["a"]
-        assert [row["detail"] for row in rejected] == ["it cannot be listed: Permission denied"]
+        assert {Path(row["source_file"]).name: row["detail"] for row in rejected} == {
+            "closed": "it cannot be listed: Permission denied",
+            "caf\ufffd.parquet": "its name must be UTF-8; rename it",
+            "b.parquet": "its name must be UTF-8; rename it",
+            "lost.parquet": "it is a link that leads nowhere",
+            "pipe.parquet": "it is neither a file nor a folder",
+        }

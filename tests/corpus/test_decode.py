@@ -41,88 +41,77 @@ print(json.dumps({"rows": rows, "reasons": reasons, "grown_bytes": peak_bytes() 
 """
 
 LONG = "x" * 1_000_000
+SLOW = pytest.mark.slow
 
 
-def dictionary_of_one(path: Path) -> None:
-    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(500, np.int32)), pa.array([LONG]))
-    pq.write_table(pa.table({"id": np.arange(500), "text": text}), path, store_schema=False)
+def repeated(*entries: str, indices: np.ndarray) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(entries))
 
 
-def dictionary_after_short_rows(path: Path) -> None:
-    indices = np.zeros(20_000, np.int32)
-    indices[-500:] = 1
-    text = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(["short", LONG]))
-    pq.write_table(pa.table({"id": np.arange(20_000), "text": text}), path)
+def large(num_bytes: int) -> str:
+    return np.random.default_rng(0).integers(97, 123, num_bytes, np.uint8).tobytes().decode()
 
 
-def run_of_nulls(path: Path) -> None:
-    pq.write_table(
-        pa.table({"id": np.zeros(1_000_000, np.int64), "text": pa.nulls(1_000_000, pa.string())}),
-        path,
-        row_group_size=1_000_000,
-    )
-
-
-def page_of_one_letter(path: Path) -> None:
-    pq.write_table(
-        pa.table({"id": ["a", "b"], "text": ["short", "y" * 120_000_000]}),
-        path,
-        compression="zstd",
-        use_dictionary=False,
-    )
-
-
-def document_too_large(path: Path) -> None:
-    random = np.random.default_rng(0).integers(97, 123, 50_000_000, np.uint8).tobytes().decode()
-    pq.write_table(
-        pa.table({"id": np.arange(50), "text": ["short"] * 25 + [random] + ["short"] * 24}),
-        path,
-        compression="none",
-    )
-
-
-def list_of_equal_numbers(path: Path) -> None:
-    pq.write_table(
-        pa.table({"id": ["a"], "text": ["t"], "numbers": [np.zeros(50_000_000, np.int64)]}),
-        path,
-        compression="zstd",
-    )
-
-
-def list_of_equal_strings(path: Path) -> None:
+BOMBS: dict[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]]] = {
+    "dictionary of one": lambda: (
+        {"id": np.arange(500), "text": repeated(LONG, indices=np.zeros(500, np.int32))},
+        {"store_schema": False},
+    ),
+    "dictionary after short rows": lambda: (
+        {
+            "id": np.arange(20_000),
+            "text": repeated("short", LONG, indices=(np.arange(20_000) >= 19_500).astype(np.int32)),
+        },
+        {},
+    ),
+    "run of nulls": lambda: (
+        {"id": np.zeros(1_000_000, np.int64), "text": pa.nulls(1_000_000, pa.string())},
+        {"row_group_size": 1_000_000},
+    ),
+    "page of one letter": lambda: (
+        {"id": ["a", "b"], "text": ["short", "y" * 120_000_000]},
+        {"compression": "zstd", "use_dictionary": False},
+    ),
+    "document too large": lambda: (
+        {"id": np.arange(50), "text": ["short"] * 25 + [large(50_000_000)] + ["short"] * 24},
+        {"compression": "none"},
+    ),
+    "list of equal numbers": lambda: (
+        {"id": ["a"], "text": ["t"], "numbers": [np.zeros(50_000_000, np.int64)]},
+        {"compression": "zstd"},
+    ),
     # The dictionary comes after leading rows that have no element, and one row holds it 500 times.
-    tags = pa.array([[]] * 100 + [[LONG] * 500, ["a"]], pa.list_(pa.string()))
-    pq.write_table(
-        pa.table({"id": np.arange(102), "text": ["t"] * 102, "tags": tags}), path, compression="zstd"
-    )
-
-
-def prefixes_of_prefixes(path: Path) -> None:
-    columns = {"id": np.arange(500), "text": [LONG] * 500}
-    pq.write_table(
-        pa.table(columns), path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}
-    )
+    "list of equal strings": lambda: (
+        {"id": np.arange(102), "text": ["t"] * 102, "tags": [[]] * 100 + [[LONG] * 500, ["a"]]},
+        {"compression": "zstd"},
+    ),
+    "prefixes of prefixes": lambda: (
+        {"id": np.arange(500), "text": [LONG] * 500},
+        {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
+    ),
+}
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize(
     ("bomb", "rows", "reasons"),
     [
-        (dictionary_of_one, 500, {}),
-        pytest.param(dictionary_after_short_rows, 20_000, {}, marks=pytest.mark.slow),
-        pytest.param(run_of_nulls, 0, {"null_text": 1_000_000}, marks=pytest.mark.slow),
-        (page_of_one_letter, 0, {"damaged_rows": 2}),
-        (document_too_large, 49, {"oversized_text": 1}),
-        (list_of_equal_numbers, 0, {"damaged_rows": 1}),
-        pytest.param(list_of_equal_strings, 101, {"oversized_field": 1}, marks=pytest.mark.slow),
-        pytest.param(prefixes_of_prefixes, 500, {}, marks=pytest.mark.slow),
+        ("dictionary of one", 500, {}),
+        pytest.param("dictionary after short rows", 20_000, {}, marks=SLOW),
+        pytest.param("run of nulls", 0, {"null_text": 1_000_000}, marks=SLOW),
+        ("page of one letter", 0, {"damaged_rows": 2}),
+        ("document too large", 49, {"oversized_text": 1}),
+        ("list of equal numbers", 0, {"damaged_rows": 1}),
+        pytest.param("list of equal strings", 101, {"oversized_field": 1}, marks=SLOW),
+        pytest.param("prefixes of prefixes", 500, {}, marks=SLOW),
     ],
 )
 def test_bomb_is_read_within_the_memory_budget(
-    tmp_path: Path, bomb: Callable[[Path], None], rows: int, reasons: dict[str, int]
+    tmp_path: Path, bomb: str, rows: int, reasons: dict[str, int]
 ) -> None:
     path = tmp_path / "bomb.parquet"
-    bomb(path)
+    columns, options = BOMBS[bomb]()
+    pq.write_table(pa.table(columns), path, **options)
     result: dict[str, Any] = json.loads(
         subprocess.run(
             [sys.executable, "-c", READER, str(path)], check=True, capture_output=True, text=True

@@ -26,9 +26,6 @@ def test_rows_carry_every_stored_column(write_corpus: WriteCorpus) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
     [
-        ("id", b"x" * 1_025, "long_id"),
-        ("text", b"x" * 3_001, "oversized_text"),
-        ("title", b"x" * 3_001, "oversized_field"),
         ("query", b"\xff", "invalid_utf8"),
         ("note", b"\xff", "invalid_utf8"),
         ("note", b"x" * 3_001, "oversized_field"),

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
@@ -32,14 +32,6 @@ if TYPE_CHECKING:
 
 ROWS = [{"id": f"d{n}", "text": f"text {n}", "year": 2000 + n % 2, "tags": ["a", str(n)]} for n in range(6)]
 TABLE = pa.Table.from_pylist(ROWS)
-
-
-class Written(Protocol):
-    """A table that a test changes."""
-
-    def append(self, rows: pa.Table) -> None: ...
-
-    def delete(self, doc_id: str) -> None: ...
 
 
 class DeltaWritten:
@@ -77,6 +69,7 @@ class IcebergWritten:
         self.table.delete(f"id == '{doc_id}'")
 
 
+Written = DeltaWritten | LanceWritten | IcebergWritten
 FORMATS: dict[str, Callable[[str], Written]] = {
     "delta": DeltaWritten,
     "lance": LanceWritten,
