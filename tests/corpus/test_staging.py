@@ -36,7 +36,6 @@ class Run:
         encoded: Shas | None = None,
     ) -> None:
         scan = scan_sources([str(source)], config)
-        self.progress: list[tuple[str, int, int | None, str]] = []
         (folder / "quarantine.parquet").unlink(missing_ok=True)
         create_record(folder / "sources.sqlite", "", [([*(published or {})], [*(published or {}).values()])])
         with (
@@ -46,13 +45,7 @@ class Run:
             if encoded:
                 ledger.load_encoded(0, [*encoded], [*encoded.values()])
             self.staged: Staged = stage_changes(
-                scan,
-                config,
-                ledger,
-                folder / "staged",
-                shard_characters,
-                quarantine,
-                lambda *report: self.progress.append(report),
+                scan, config, ledger, folder / "staged", shard_characters, quarantine
             )
             self.replaced = [doc_id for batch in ledger.replaced_ids() for doc_id in batch]
             self.vanished = [doc_id for batch in ledger.vanished_ids() for doc_id in batch]
@@ -156,7 +149,8 @@ def test_shards_are_the_same_bytes_for_the_same_corpus(tmp_path: Path, write_cor
 
 
 def test_rows_of_a_shard_are_bounded(tmp_path: Path, write_corpus: WriteCorpus) -> None:
-    run = Run(tmp_path, write_corpus(id=[*range(20_000)], text=["x"] * 20_000), shard_characters=1 << 22)
+    source = write_corpus(id=[*range(20_000)], text=["x"] * 20_000)
+    run = Run(tmp_path, source, config=CorpusConfig(batch_rows=3_000), shard_characters=1 << 22)
     assert [pq.read_metadata(path).num_rows for path in run.staged.shards] == [8_192, 8_192, 3_616]
 
 

@@ -108,27 +108,6 @@ def test_keys_become_columns_and_files_without_them_have_nulls(tmp_path: Path) -
     assert rejected == []
 
 
-@pytest.mark.parametrize(
-    ("written", "kept"),
-    [
-        (["3.9", "3.10"], ["3.9", "3.10"]),
-        (["1.5", "2.50"], [1.5, 2.5]),
-        (["3.10", "next"], ["3.10", "next"]),
-        (["[3.9, 3.10]", "[3.9]"], [["3.9", "3.10"], ["3.9"]]),
-        (["[1.5, 2.50]", "3"], [[1.5, 2.5], [3.0]]),
-    ],
-)
-@pytest.mark.parametrize(("fence", "sign"), [("---", ": "), ("+++", " = ")])
-def test_versions_stay_as_they_are_written_and_prices_are_numbers(
-    tmp_path: Path, written: list[str], kept: list[object], fence: str, sign: str
-) -> None:
-    for name, value in zip("ab", written, strict=True):
-        shown = f"'{value}'" if value.isalpha() else value
-        write(tmp_path, **{name: f"{fence}\nv{sign}{shown}\n{fence}\ntext"})
-    rows, _ = read(tmp_path)
-    assert [row["v"] for row in rows] == kept
-
-
 def test_a_whole_number_written_as_a_decimal_fits_a_stored_column_of_whole_numbers(tmp_path: Path) -> None:
     write(tmp_path, a="---\norder: 3.0\n---\ntext")
     assert checked(tmp_path, stored=[pa.field("order", pa.int64())]).rows[0]["order"] == 3
