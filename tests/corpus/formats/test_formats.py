@@ -564,64 +564,58 @@ def test_rows_of_arrow_are_bounded_and_only_wanted_columns_decoded(tmp_path: Pat
     assert reasons(rejected) == [(row, "oversized_field") for row in range(8)]
 
 
-def test_text_files_are_documents_with_titles(tmp_path: Path) -> None:
-    files = {
-        "guide/a.md": "Intro\n\n## Reset a password ##\n\nOpen the settings.\n",
-        "guide/b.md": "---\nlayout: page\ntitle: 'Invoices'\n---\n# Other\n\ntext",
-        "c.txt": "# no heading in plain text",
-        "d.markdown": "\ufeffUnderlined\n===\n\nbody",
-        "e.md": "---\ntitle:\n---\n#\n# ##\r\n## C and more #\r\n",
-        "f.md": "====\n#tag\n\n  ***\n",
-        "g.md": "```sh\n# not this\n```\n\n # C#\n",
-        "h.md": "Title {#title}\n-----\n",
-        "n.md": "# Kramdown<a id=x></a> {: #id .cls }\n",
-        "i.md": '+++\ntitle = "TOML"\n+++\n# Other\n',
-        "j.md": '{"title": "JSON"}\n# Other\n',
-        "m.md": '<!-- no\n# -->\n\n<h1 align="center">\n  <b>Centred</b> &amp; big\n</h1>\n\n## Later\n',
-        "l.md": "# The **bold** [link](http://x) &amp; `C#`\n",
-        "k.md": f"# Logo\n![it](data:image/png;base64,{'iVBO' * 400})\n",
-        "o.md": "![a](data:a/b;base64,R0lG) <img src='data:a/b;base64,R0lG=='> data:x/y;base64,NO x\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(text.encode())
-    (tmp_path / "bad.md").write_bytes("ü".encode() + b"caf\xe9")
+LOGO = "# Logo\n![it](data:image/png;base64,%s)\n"
+CENTRED = '<!-- no\n# -->\n\n<h1 align="center">\n  <b>Centred</b> &amp; big\n</h1>\n\n## Later\n'
+PICTURES = "![a](data:a/b;base64,%s) <img src='data:a/b;base64,%s'> data:x/y;base64,NO x\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "title", "text"),
+    [
+        ("guide/a.md", "Intro\n\n## Reset a password ##\n\nOpen.\n", "Reset a password", None),
+        (
+            "guide/b.md",
+            "---\nlayout: page\ntitle: 'Invoices'\n---\n# Other\n\ntext",
+            "Invoices",
+            "# Other\n\ntext",
+        ),
+        ("c.txt", "# no heading in plain text", "c", None),
+        ("d.markdown", "\ufeffUnderlined\n===\n\nbody", "Underlined", "Underlined\n===\n\nbody"),
+        (
+            "e.md",
+            "---\ntitle:\n---\n#\n# ##\r\n## C and more #\r\n",
+            "C and more",
+            "#\n# ##\r\n## C and more #\r\n",
+        ),
+        ("f.md", "====\n#tag\n\n  ***\n", "f", None),
+        ("g.md", "```sh\n# not this\n```\n\n # C#\n", "C#", None),
+        ("h.md", "Title {#title}\n-----\n", "Title", None),
+        ("i.md", '+++\ntitle = "TOML"\n+++\n# Other\n', "TOML", "# Other\n"),
+        ("j.md", '{"title": "JSON"}\n# Other\n', "JSON", "# Other\n"),
+        ("k.md", LOGO % ("iVBO" * 400), "Logo", LOGO % ""),
+        ("l.md", "# The **bold** [link](http://x) &amp; `C#`\n", "The bold link & C#", None),
+        ("m.md", CENTRED, "Centred & big", None),
+        ("n.md", "# Kramdown<a id=x></a> {: #id .cls }\n", "Kramdown", None),
+        ("o.md", PICTURES % ("R0lG", "R0lG=="), "o", PICTURES % ("", "")),
+        ("bad.md", b"\xc3\xbccaf\xe9", "bad", "ücaf\ufffd"),
+    ],
+)
+def test_text_files_are_documents_with_titles(
+    tmp_path: Path, name: str, content: str | bytes, title: str, text: str | None
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    [row], rejected = read(tmp_path)
+    assert (row["doc_id"], row["title"], row["text"]) == (name, title, content if text is None else text)
+    [named], _ = read(tmp_path / name)
+    assert (named["doc_id"], rejected) == (Path(name).name, [])
+
+
+def test_text_that_is_empty_or_too_large_is_quarantined(tmp_path: Path) -> None:
     (tmp_path / "empty.md").write_bytes(b"")
     (tmp_path / "large.md").write_bytes(b"x" * 2_001)
     rows, rejected = read(tmp_path, config=CorpusConfig(max_document_bytes=2_000))
-    assert {row["doc_id"]: row["title"] for row in rows} == {
-        "bad.md": "bad",
-        "c.txt": "c",
-        "d.markdown": "Underlined",
-        "e.md": "C and more",
-        "f.md": "f",
-        "g.md": "C#",
-        "h.md": "Title",
-        "i.md": "TOML",
-        "j.md": "JSON",
-        "k.md": "Logo",
-        "o.md": "o",
-        "m.md": "Centred & big",
-        "n.md": "Kramdown",
-        "l.md": "The bold link & C#",
-        "guide/a.md": "Reset a password",
-        "guide/b.md": "Invoices",
-    }
-    texts = {name: text.removeprefix("\ufeff") for name, text in files.items()}
-    texts |= {
-        "bad.md": "ücaf\ufffd",
-        "guide/b.md": "# Other\n\ntext",
-        "e.md": "#\n# ##\r\n## C and more #\r\n",
-    }
-    texts |= {"i.md": "# Other\n", "j.md": "# Other\n", "k.md": "# Logo\n![it](data:image/png;base64,)\n"}
-    texts["o.md"] = "![a](data:a/b;base64,) <img src='data:a/b;base64,'> data:x/y;base64,NO x\n"
-    assert {row["doc_id"]: row["text"] for row in rows} == texts
-    assert {row["doc_id"]: row["reason"] for row in rejected} == {
-        "empty.md": "empty_text",
-        "large.md": "oversized_text",
-    }
-    (row,), _ = read(tmp_path / "guide" / "a.md")
-    assert row["doc_id"] == "a.md"
+    assert (rows, [row["reason"] for row in rejected]) == ([], ["empty_text", "oversized_text"])
 
 
 def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Path) -> None:
