@@ -180,13 +180,13 @@ class Ledger:
         """Look up which of the files of a scan are as they were when they were read."""
         self._files, self._keys = scan.files, scan.keys(config)
         with self.errors():
-            recorded = recorded_files(self.connection, "record", [file.address for file in scan.files])
+            recorded = recorded_files(self.connection, "record", [each.file.address for each in scan.files])
             (last,) = self.connection.execute("SELECT max(number) FROM record.files").fetchone()
         self._numbers: list[int] = []
-        for place, file in enumerate(scan.files):
-            known = recorded.get(file.address)
+        for place, each in enumerate(scan.files):
+            known = recorded.get(each.file.address)
             self._numbers.append(known.number if known else (last or NO_FILE) + 1 + place)
-            if known and (known.identity, known.key) == (scan.identities[place], self._keys[place]):
+            if known and (known.identity, known.key) == (each.identity, self._keys[place]):
                 self._to_pass.add(known.number)
 
     def passes_over(self, place: int) -> bool:
@@ -211,7 +211,7 @@ class Ledger:
             while rows := cursor.fetchmany(REJECTED_ROWS):
                 indices, *texts = zip(*rows, strict=True)
                 ids, reasons, details = (pa.array(each, pa.string()) for each in texts)
-                yield rejected_rows(self._files[place].name, indices, reasons, details, ids)
+                yield rejected_rows(self._files[place].file.name, indices, reasons, details, ids)
 
     def doubt(self) -> None:
         """Note that rows of the file being read may be lost or stand in others; it is read each time."""
@@ -228,12 +228,12 @@ class Ledger:
             with self.errors():
                 self.connection.executemany("INSERT INTO main.rejected VALUES (?, ?, ?, ?, ?)", rows)
 
-    def end(self, place: int, num_rows: int, identity: str | None, schema: pa.Schema) -> None:
+    def end(self, place: int, num_rows: int) -> None:
         """Note that a file of so many rows was read to its end."""
-        path, key = self._files[place].address, self._keys[place]
-        is_kept = identity is not None and self._is_whole
-        stored = schema.remove_metadata().serialize().to_pybytes()
-        row = (self._file, path, identity, key, num_rows, stored, is_kept)
+        read, key = self._files[place], self._keys[place]
+        is_kept = read.identity is not None and self._is_whole
+        stored = read.footer.schema.remove_metadata().serialize().to_pybytes()
+        row = (self._file, read.file.address, read.identity, key, num_rows, stored, is_kept)
         with self.errors():
             self.connection.execute("INSERT INTO main.read_files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -43,37 +43,42 @@ SHOWN_FAULTS: Final = 20
 """Files whose front matter cannot be read that a warning names."""
 
 
+class ScannedFile(NamedTuple):
+    """A file whose footer was read; ``columns`` has the source column of each stored one.
+
+    ``identity`` is that of :mod:`cairn.pipeline.corpus.file_identity`, taken before the footer. A file whose
+    footer has a fault has none, so it is read each time.
+    """
+
+    file: SourceFile
+    footer: Footer
+    columns: Mapping[str, str]
+    identity: str | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
     """A corpus whose footers have been read.
 
     ``num_rows`` is the total of the readable files' footers; ``damaged_files`` come on top, one quarantined
-    row each. ``identities`` are those of :mod:`cairn.pipeline.corpus.file_identity`, taken before the
-    footers. ``columns`` has for each file the source column of each stored one. ``faults`` say what of some
-    files cannot be read while their rows can; these files are read each time. ``vector_dim`` is the width of
-    the vectors that rows bring.
+    row each. ``vector_dim`` is the width of the vectors that rows bring.
     """
 
-    files: tuple[SourceFile, ...]
-    file_rows: tuple[int, ...]
-    schemas: tuple[pa.Schema, ...]
-    columns: tuple[Mapping[str, str], ...]
-    identities: tuple[str | None, ...]
+    files: tuple[ScannedFile, ...]
     schema: CorpusSchema
     damaged_files: tuple[tuple[SourceFile, str], ...]
     left_out: LeftOut
-    faults: tuple[tuple[SourceFile, str], ...] = ()
     vector_dim: int = 0
 
     @property
     def num_rows(self) -> int:
         """Rows of all readable files, by their footers."""
-        return sum(self.file_rows)
+        return sum(each.footer.num_rows for each in self.files)
 
     @property
     def source_names(self) -> tuple[str, ...]:
         """Name what was read as the user named it: the folder or the glob, not each of its files."""
-        return tuple(dict.fromkeys(file.source for file in self.files))
+        return tuple(dict.fromkeys(each.file.source for each in self.files))
 
     @property
     def metadata_fields(self) -> tuple[pa.Field, ...]:
@@ -83,7 +88,7 @@ class Scan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was left out or overridden, one sentence each."""
-        return (*_fault_warnings(self.faults), *self.schema.warnings, *self.left_out.warnings())
+        return (*_fault_warnings(self.files), *self.schema.warnings, *self.left_out.warnings())
 
     @property
     def schema_fingerprint(self) -> str:
@@ -98,19 +103,20 @@ class Scan:
         return [
             fingerprint(
                 common=common,
-                columns=columns,
-                folders=file.partitions,
-                doc_id=file.doc_id(config) if file.format.is_document else None,
+                columns=each.columns,
+                folders=each.file.partitions,
+                doc_id=each.file.doc_id(config) if each.file.format.is_document else None,
             )
-            for file, columns in zip(self.files, self.columns, strict=True)
+            for each in self.files
         ]
 
 
-def _fault_warnings(faults: Sequence[tuple[SourceFile, str]]) -> Iterator[str]:
+def _fault_warnings(files: Sequence[ScannedFile]) -> Iterator[str]:
+    faults = [f"{each.file.name}: {each.footer.fault}" for each in files if each.footer.fault is not None]
     if faults:
-        shown = "; ".join(f"{file.name}: {fault}" for file, fault in faults[:SHOWN_FAULTS])
         num_more = len(faults) - SHOWN_FAULTS
         more = f"; and {counted(num_more, 'file')} more" if num_more > 0 else ""
+        shown = "; ".join(faults[:SHOWN_FAULTS])
         yield f"front matter that cannot be read was left in the text: {shown}{more}"
 
 
@@ -157,20 +163,13 @@ def scan_sources(
     schema = agree_on_schema([(file, footer.schema) for file, footer in footers], config, stored)
     for file, reason in schema.left_out:
         left_out.add(reason, file.name)
-    read = [(*each, of) for each, of in zip(footers, schema.columns, strict=True) if of is not None]
-    faults = tuple((file, footer.fault) for file, footer, _ in read if footer.fault is not None)
-    identities.update({file.address: None for file, _ in faults})
-    return Scan(
-        files=tuple(file for file, _, _ in read),
-        file_rows=tuple(footer.num_rows for _, footer, _ in read),
-        schemas=tuple(footer.schema for _, footer, _ in read),
-        columns=tuple(of for _, _, of in read),
-        identities=tuple(identities[file.address] for file, _, _ in read),
-        schema=schema,
-        damaged_files=(*damaged, *schema.unusable),
-        left_out=left_out,
-        faults=faults,
+    files = (
+        ScannedFile(file, footer, columns, None if footer.fault else identities[file.address])
+        for (file, footer), columns in zip(footers, schema.columns, strict=True)
+        if columns is not None
     )
+    damaged += schema.unusable
+    return Scan(files=tuple(files), schema=schema, damaged_files=tuple(damaged), left_out=left_out)
 
 
 def _require_rows(footers: Sequence[tuple[SourceFile, Footer]], config: CorpusConfig) -> None:
@@ -196,9 +195,9 @@ def read_checked(
     ``passed_over`` are left out.
     """
     yield from read_damaged_files(scan)
-    for place in range(len(scan.files)):
+    for place, scanned in enumerate(scan.files):
         if place not in passed_over:
-            yield from read_file(scan, place, config)
+            yield from read_file(scan, scanned, config)
 
 
 def read_damaged_files(scan: Scan) -> Iterator[CheckedBatch]:
@@ -207,19 +206,19 @@ def read_damaged_files(scan: Scan) -> Iterator[CheckedBatch]:
         yield _rejected(scan, file, [None], Reason.DAMAGED_FILE, reason)
 
 
-def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedBatch]:
-    """Yield every row of the file at a place of ``scan.files``, as :func:`read_checked` does.
+def read_file(scan: Scan, scanned: ScannedFile, config: CorpusConfig) -> Iterator[CheckedBatch]:
+    """Yield every row of a file of a scan, as :func:`read_checked` does.
 
     A document may have more rows: its pages that were refused. Raises :class:`TryAgainError` where a table
     does not have as many rows as it had when they were counted:
     a row that is not delivered would count as deleted.
     """
-    file, num_rows = scan.files[place], scan.file_rows[place]
-    checker = _checker(scan, place, config)
+    file, num_rows = scanned.file, scanned.footer.num_rows
+    checker = _checker(scan, scanned, config)
     done, is_cut = 0, False
     stored_types = checker.stored_types()
     types = {
-        column: _vector_type(scan, place) if stored == GIVEN_VECTORS else stored_types[stored]
+        column: _vector_type(scanned) if stored == GIVEN_VECTORS else stored_types[stored]
         for stored, column in checker.sources.items()
     }
     for item in damage_reported(file, file.format.read(file, types, config)):
@@ -245,17 +244,15 @@ def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedB
         )
 
 
-def _vector_type(scan: Scan, place: int) -> pa.DataType:
-    return read_type(scan.schemas[place].field(scan.columns[place][GIVEN_VECTORS]))
+def _vector_type(scanned: ScannedFile) -> pa.DataType:
+    return read_type(scanned.footer.schema.field(scanned.columns[GIVEN_VECTORS]))
 
 
 def first_vector_dim(scan: Scan, config: CorpusConfig) -> int:
     """Return the width of the first vector that a row brings; :class:`SourceError` where none does."""
-    for place, file in enumerate(scan.files):
-        column = scan.columns[place][GIVEN_VECTORS]
-        for item in damage_reported(
-            file, file.format.read(file, {column: _vector_type(scan, place)}, config)
-        ):
+    for scanned in scan.files:
+        file, column = scanned.file, scanned.columns[GIVEN_VECTORS]
+        for item in damage_reported(file, file.format.read(file, {column: _vector_type(scanned)}, config)):
             width = None if isinstance(item, Undecoded) else first_width(item.column(column))
             if width is not None:
                 return width
@@ -265,9 +262,9 @@ def first_vector_dim(scan: Scan, config: CorpusConfig) -> int:
     )
 
 
-def _checker(scan: Scan, place: int, config: CorpusConfig) -> RowChecker:
+def _checker(scan: Scan, scanned: ScannedFile, config: CorpusConfig) -> RowChecker:
     """Return the checks of a file, with the values that its folders give to every row."""
-    file, columns = scan.files[place], scan.columns[place]
+    file, columns = scanned.file, scanned.columns
     folders = {stored_name(key): value for key, value in file.partitions}
     constants: dict[str, pa.Scalar] = {}
     for field in scan.metadata_fields:

@@ -194,27 +194,26 @@ class _Pass:
     def run(self) -> Staged:
         for batch in read_damaged_files(self.scan):
             self._take(batch)
-        for place, num_rows in enumerate(self.scan.file_rows):
+        for place, scanned in enumerate(self.scan.files):
             if self.ledger.passes_over(place):
                 self._passed_over.append(place)
-                self._codes[UNCHANGED] += num_rows
+                self._codes[UNCHANGED] += scanned.footer.num_rows
                 for rejected in self.ledger.rejected(place):
                     self._reject(rejected)
                     self._codes[UNCHANGED] -= rejected.num_rows
-                self._count(num_rows)
+                self._count(scanned.footer.num_rows)
                 continue
             before = self._rows
-            for batch in read_file(self.scan, place, self.config):
+            for batch in read_file(self.scan, scanned, self.config):
                 if batch.encoding is not None:
                     guessed = self._guesses.setdefault(batch.encoding, [])
-                    guessed += {self.scan.files[place].name}.difference(guessed[-1:])
+                    guessed += {scanned.file.name}.difference(guessed[-1:])
                 if batch.doubt is not None:
                     self._doubts.append(batch.doubt)
                     self.ledger.doubt()
                 for rejected in self._take(batch):
                     self.ledger.reject(rejected)
-            identity, schema = self.scan.identities[place], self.scan.schemas[place]
-            self.ledger.end(place, self._rows - before, identity, schema)
+            self.ledger.end(place, self._rows - before)
         self._report()
         codes, reasons = self._codes, self._reasons
         return Staged(

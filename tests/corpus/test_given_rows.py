@@ -37,7 +37,7 @@ def rows_of(values: list[Any]) -> list[dict[str, Any]]:
 
 
 def told(scan: Scan) -> list[str]:
-    names = [file.name for file in scan.files]
+    names = [each.file.name for each in scan.files]
     return [warning.replace(name, "memory") for warning in scan.warnings for name in names]
 
 

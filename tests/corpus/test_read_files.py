@@ -79,7 +79,7 @@ class Published:
                 self.files |= {row["doc_id"]: row["source_file"] for row in rows}
                 if not killed:
                     record_run(ledger, self.manifest_sha256, has_deleted=bool(deleted))
-        self.passed_over = [Path(scan.files[place].path).name for place in staged.passed_over]
+        self.passed_over = [Path(scan.files[place].file.path).name for place in staged.passed_over]
         refused = pq.read_table(quarantine).to_pylist() if quarantine.exists() else []
         return {
             **{

@@ -183,7 +183,7 @@ def test_a_stray_table_is_left_out_by_name_and_refused_where_it_is_named(write_c
     folder = stray.parents[1]
     (folder / "guide.md").write_text("# Guide\n\nText.")
     scan = scan_sources([str(folder)], CONFIG)
-    assert [file.relative for file in scan.files] == ["guide.md"]
+    assert [each.file.relative for each in scan.files] == ["guide.md"]
     assert scan.left_out.counts == {"tables without the id column 'id'": 1}
     assert str(stray) in scan.warnings[0]
     for sources in ([str(stray)], [str(stray.parent)]):

@@ -551,10 +551,10 @@ def test_rows_of_arrow_are_bounded_and_only_wanted_columns_decoded(tmp_path: Pat
     ):
         writer.write_table(table, max_chunksize=4)
     config = CorpusConfig(metadata_columns=())
-    scan = scan_sources([str(tmp_path)], config)
+    file = scan_sources([str(tmp_path)], config).files[0].file
     types = {"id": pa.string(), "text": pa.string()}
     before = pa.total_allocated_bytes()
-    for batch in scan.files[0].format.read(scan.files[0], types, config):
+    for batch in file.format.read(file, types, config):
         assert isinstance(batch, pa.RecordBatch)
         assert pa.total_allocated_bytes() - before < 1 << 20
     assert len(read(tmp_path, config=config)[0]) == 8

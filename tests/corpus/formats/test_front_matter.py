@@ -204,7 +204,7 @@ def test_broken_yaml_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
         ("c.md", "x"),
     ]
     assert reasons(found.rejected) == [(0, "empty_text")]
-    assert found.scan.identities[0] is None  # so that it is read, and warned of, each time
+    assert found.scan.files[0].identity is None  # so that it is read, and warned of, each time
 
 
 STORED = [
