@@ -21,13 +21,14 @@ import os
 import re
 import secrets
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from cairn.pipeline import durable
 from cairn.pipeline.errors import CairnError, ConfigError, IntegrityError
 from cairn.pipeline.manifest import COLLECTION_NAME
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +36,11 @@ SCOPES: Final = ("search", "embed", "admin", "write", "principal")
 """Search and read documents; embed texts; read the server's metrics; write documents and collections; say for
 whom each request asks, and see only what they may read.
 """
-FORMAT_VERSION: Final = 1
 MAX_NAME_CHARACTERS: Final = 100
 
 _TOKEN: Final = re.compile(r"cairn_(?P<key_id>[0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 _NO_DIGEST: Final = "0" * 64
+_STRICT: Final[ConfigDict] = {"extra": "forbid", "strict": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,22 +50,46 @@ class ApiKey:
     Without ``collections`` it is for all, without ``revoked_at`` it is good.
     """
 
-    key_id: str
+    __pydantic_config__ = _STRICT
+
+    key_id: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
     name: str
-    sha256: str
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     scopes: tuple[str, ...]
     collections: tuple[str, ...] | None
     restriction: Mapping[str, Any] | None
     created_at: str
-    revoked_at: str | None = None
+    revoked_at: str | None
 
     def reaches(self, collection: str) -> bool:
         """Tell whether the key is for this collection."""
         return self.collections is None or collection in self.collections
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Content:
+    """What the file of keys holds."""
+
+    __pydantic_config__ = _STRICT
+
+    format_version: Literal[1]
+    keys: list[ApiKey]
+
+    def __post_init__(self) -> None:
+        for key in self.keys:
+            _check(key.name, key.scopes, key.collections, key.restriction)
+        assert len({key.key_id for key in self.keys}) == len(self.keys), "each key has an id of its own"
+
+
 EVERYTHING: Final = ApiKey(
-    key_id="", name="", sha256="", scopes=SCOPES, collections=None, restriction=None, created_at=""
+    key_id="",
+    name="",
+    sha256="",
+    scopes=SCOPES,
+    collections=None,
+    restriction=None,
+    created_at="",
+    revoked_at=None,
 )
 """What a request may do where no key exists: on this machine's own address, before the first key is made."""
 
@@ -143,6 +168,7 @@ class KeyFile:
             collections=None if collections is None else tuple(dict.fromkeys(collections)),
             restriction=restriction,
             created_at=_now(),
+            revoked_at=None,
         )
         with self._locked():
             keys = self.read()
@@ -185,7 +211,7 @@ class KeyFile:
         return revoked
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
-        content = {"format_version": FORMAT_VERSION, "keys": [asdict(key) for key in keys]}
+        content = asdict(_Content(format_version=1, keys=[*keys]))
         with durable.storage_errors("writing the API keys"):
             with durable.replacing(self.path) as temporary:
                 temporary.touch(mode=0o600)
@@ -295,46 +321,13 @@ def _check(
 
 def _parse(content: bytes) -> list[ApiKey]:
     """Read keys strictly: what is not understood must not be taken for a weaker restriction."""
-    damaged = IntegrityError(
-        "the file of API keys must be as `cairn keys` writes it; restore it, or remove it and make new keys"
-    )
     try:
-        raw = json.loads(content)
-        keys = [_key_of(item) for item in raw["keys"]]
-        is_good = (
-            raw["format_version"] == FORMAT_VERSION
-            and isinstance(raw["keys"], list)
-            and len({key.key_id for key in keys}) == len(keys)
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged from error
-    if not is_good:
-        raise damaged
-    return keys
-
-
-def _key_of(item: dict[str, Any]) -> ApiKey:
-    scopes, collections, restriction = item["scopes"], item["collections"], item["restriction"]
-    is_good = (
-        set(item) == {field.name for field in fields(ApiKey)}
-        and re.fullmatch(r"[0-9a-f]{64}", item["sha256"])
-        and re.fullmatch(r"[0-9a-f]{12}", item["key_id"])
-        and isinstance(item["created_at"], str)
-        and isinstance(item["revoked_at"], str | None)
-        and isinstance(restriction, dict | None)
-        and isinstance(scopes, list)
-        and isinstance(collections, list | None)
-    )
-    if not is_good:
-        raise ValueError("not a key")
-    read: dict[str, Any] = {
-        **item,
-        "scopes": tuple(scopes),
-        "collections": None if collections is None else tuple(collections),
-    }
-    key = ApiKey(**read)
-    _check(key.name, key.scopes, key.collections, key.restriction)
-    return key
+        return TypeAdapter(_Content).validate_json(content).keys
+    except ValidationError as error:
+        raise IntegrityError(
+            "the file of API keys must be as `cairn keys` writes it; restore it, or remove it and make new "
+            "keys"
+        ) from error
 
 
 def _now() -> str:
