@@ -22,6 +22,7 @@ from typing import Any, Final, Self, cast
 
 from cairn.pipeline.errors import FilterError, extra_missing
 from cairn.pipeline.frameworks.source import (
+    COMPARISONS,
     HAYSTACK_COLUMN,
     Searchable,
     WrittenCollection,
@@ -46,16 +47,7 @@ except ModuleNotFoundError as error:
         error, what="Haystack", module="haystack", package="haystack-ai", extra="haystack"
     ) from None
 
-_COMPARISONS: Final = {
-    "==": "eq",
-    "!=": "ne",
-    ">": "gt",
-    ">=": "gte",
-    "<": "lt",
-    "<=": "lte",
-    "in": "in",
-    "not in": "nin",
-}
+_COMPARISONS: Final = {**COMPARISONS, "not in": "nin"}
 _COMBINATIONS: Final = {"AND": "and", "OR": "or"}
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from cairn.pipeline.errors import ConfigError, FilterError, extra_missing
 from cairn.pipeline.frameworks.source import (
+    COMPARISONS,
     LLAMA_COLUMN,
     FoundPassage,
     Searchable,
@@ -69,18 +70,12 @@ if TYPE_CHECKING:
 
 SOURCE_COLUMN: Final = "ref_doc_id"
 DEFAULT_MMR: Final = 0.5
-_COMPARISONS: Final[Mapping[FilterOperator, str]] = {
-    FilterOperator.EQ: "eq",
-    FilterOperator.NE: "ne",
-    FilterOperator.GT: "gt",
-    FilterOperator.GTE: "gte",
-    FilterOperator.LT: "lt",
-    FilterOperator.LTE: "lte",
-    FilterOperator.IN: "in",
-    FilterOperator.NIN: "nin",
-    FilterOperator.ANY: "in",
-    FilterOperator.CONTAINS: "contains",
-    FilterOperator.TEXT_MATCH: "contains",
+_COMPARISONS: Final = {
+    **COMPARISONS,
+    "nin": "nin",
+    "any": "in",
+    "contains": "contains",
+    "text_match": "contains",
 }
 _FOR_MACHINES: Final = [
     "doc_id",
@@ -275,9 +270,9 @@ def _compared(each: MetadataFilter) -> dict[str, Any]:
             "type": "and",
             "filters": [{"type": "in", "key": each.key, "value": [value]} for value in values],
         }
-    if each.operator not in _COMPARISONS:
+    if each.operator.value not in _COMPARISONS:
         raise FilterError(f"a filter's operator must be one that Cairn has, got {each.operator.value}")
-    return {"type": _COMPARISONS[each.operator], "key": each.key, "value": each.value}
+    return {"type": _COMPARISONS[each.operator.value], "key": each.key, "value": each.value}
 
 
 def _in(key: str, values: Sequence[str] | None) -> dict[str, Any] | None:

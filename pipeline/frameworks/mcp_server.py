@@ -11,7 +11,7 @@ Answers are bounded in characters, since a model reads them whole. Where collect
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import islice
 from typing import Annotated, Any, Final, Protocol, TypeVar
@@ -279,14 +279,11 @@ def make_server(
     async def list_columns(context: Context, collection: CollectionArgument = None) -> list[ColumnAnswer]:
         """Name the columns that filters may ask for, with their types, most frequent values and ranges."""
         library, name = await chosen(context, collection)
+        found = await library.read(name, lambda own: own.columns())
+        counts = [{str(each.value): each.documents for each in column.values} for column in found]
         return [
-            ColumnAnswer(
-                name=column.name,
-                type=column.type,
-                values={str(each.value): each.documents for each in column.values},
-                **json_value({"low": column.low, "high": column.high}),
-            )
-            for column in await library.read(name, lambda own: own.columns())
+            ColumnAnswer.model_validate({**json_value(asdict(column)), "values": values})
+            for column, values in zip(found, counts, strict=True)
         ]
 
     @server.tool(annotations=_READS)
@@ -360,24 +357,8 @@ def session_manager(server: MCPServer) -> StreamableHTTPSessionManager:
 
 
 def _document_answer(hit: Hit) -> DocumentAnswer:
-    passages = [
-        PassageAnswer(
-            start_char=passage.start_char,
-            end_char=passage.end_char,
-            page=passage.page,
-            text=passage.text,
-            score=passage.score,
-            highlights=_highlighted_words(passage),
-        )
-        for passage in hit.passages
-    ]
-    return DocumentAnswer(
-        doc_id=hit.doc_id,
-        title=hit.title,
-        score=hit.score,
-        metadata=json_value(hit.metadata),
-        passages=passages,
-    )
+    passages = [{**asdict(each), "highlights": _highlighted_words(each)} for each in hit.passages]
+    return DocumentAnswer.model_validate({**json_value(asdict(hit)), "passages": passages})
 
 
 def _highlighted_words(passage: Passage) -> list[str]:
@@ -389,12 +370,6 @@ def _highlighted_words(passage: Passage) -> list[str]:
 
 def _stretch(document: Document, start_char: int, max_characters: int) -> DocumentStretch:
     text = document.text[start_char : start_char + max_characters]
-    return DocumentStretch(
-        doc_id=document.doc_id,
-        title=document.title,
-        metadata=json_value(document.metadata),
-        start_char=min(start_char, len(document.text)),
-        end_char=min(start_char, len(document.text)) + len(text),
-        num_characters=len(document.text),
-        text=text,
-    )
+    first = min(start_char, len(document.text))
+    span = {"start_char": first, "end_char": first + len(text), "num_characters": len(document.text)}
+    return DocumentStretch.model_validate({**json_value(asdict(document)), **span, "text": text})

@@ -125,18 +125,10 @@ def find_passages(
 
 
 def _found(collection: str, result: SearchResult, hit: Hit, passage: Passage) -> FoundPassage:
-    place = {
-        "doc_id": hit.doc_id,
-        "title": hit.title,
-        "start_char": passage.start_char,
-        "end_char": passage.end_char,
-        "page": passage.page,
-    }
+    place = {"doc_id": hit.doc_id, "title": hit.title, **asdict(passage)}
+    del place["text"]
     judged = {
-        "score": passage.score,
         "scores": dict(hit.scores),
-        "highlights": [asdict(each) for each in passage.highlights],
-        "title_highlights": [asdict(each) for each in passage.title_highlights],
         "collection": collection,
         "generation": result.generation,
         "warnings": list(result.warnings),
@@ -345,6 +337,8 @@ def _is_list_of_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
 
 
+COMPARISONS: Final = {"==": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte", "in": "in"}
+"""What frameworks call comparisons, as Cairn does."""
 _OPPOSITES: Final = {
     "eq": "ne",
     "ne": "eq",
