@@ -40,7 +40,7 @@ from cairn.pipeline.serve.feedback_log import FeedbackLog
 from cairn.pipeline.serve.file_ingestion import FileIngestion
 from cairn.pipeline.serve.keys import ApiKey, KeyFile, Keyring
 from cairn.pipeline.serve.metrics import Metrics, stage
-from cairn.pipeline.serve.middleware import GRANT
+from cairn.pipeline.serve.middleware import GRANT, require_scope
 from cairn.pipeline.serve.problems import (
     Kind,
     contract,
@@ -169,19 +169,8 @@ async def _state(request: Request) -> ServerState:
 
 def granted(request: Request, scope: str) -> ApiKey:
     """Return a request's grant, which must have a scope; to write, also a server that takes writes."""
-    grant = cast(ApiKey, request.scope[GRANT])
-    if scope not in grant.scopes:
-        raise Kind.SCOPE_MISSING(f"this address needs a key with the scope {scope}")
-    if scope == "write" and grant.restriction is not None:
-        raise Kind.SCOPE_MISSING("writes are for all documents: send no X-Cairn-Principal")
-    if scope == "write" and not cast(ServerState, request.app.state.server).settings.writable:
-        raise Kind.READ_ONLY("start it with --writable")
-    if scope == "admin" and (grant.collections is not None or grant.restriction is not None):
-        raise Kind.SCOPE_MISSING(
-            "the server's figures are of all collections: they need a key without a filter and for all "
-            "of them"
-        )
-    return grant
+    settings = cast(ServerState, request.app.state.server).settings
+    return require_scope(cast(ApiKey, request.scope[GRANT]), scope, settings)
 
 
 def _scope(name: str) -> Callable[[Request], Any]:

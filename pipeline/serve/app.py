@@ -44,6 +44,7 @@ from cairn.pipeline.serve.problems import (
     TYPE_PREFIX,
     Kind,
     Problem,
+    ProblemError,
     schema_problem,
     search_problem,
 )
@@ -51,10 +52,12 @@ from cairn.pipeline.serve.schemas import Health
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import Reranker
 from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 log = logging.getLogger(__name__)
@@ -63,12 +66,6 @@ _DESCRIPTION: Final = (
     "Search documents and their passages, each answer from one generation of a collection. "
     "Errors are problem+json (RFC 9457) with a stable `type`."
 )
-_PARAMETERS: Final = frozenset(
-    {"wait", "number", "idempotency-key", "if-match", "if-none-match"}
-    | {"name", "doc_id", "start_char", "max_characters"}
-    | {"vector_store_id", "file_id", "batch_id", "limit", "order", "after", "before", "filter", "purpose"}
-)
-_KNOWN_FIELDS: Final = schemas.field_names(schemas.Request) | _PARAMETERS
 _STATUSES: Final = sorted({kind.status for kind in Kind})
 _OF_A_BODY: Final = {
     kind.status for kind in (Kind.INVALID_JSON, Kind.BODY_SLOW, Kind.BODY_TOO_LARGE, Kind.MEDIA_TYPE_REFUSED)
@@ -160,13 +157,28 @@ def create_app(
     return app
 
 
-async def _refuse_request(_: Request, error: Exception) -> Response:
+async def _refuse_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    raise schema_problem(error.errors(), _KNOWN_FIELDS)
+    raise schema_problem(error.errors(), _known_fields(request.scope["route"].dependant))
+
+
+def _known_fields(route: Dependant) -> frozenset[str]:
+    """Return what a problem may call by name: what a route takes, and all fields of schemas."""
+    own = (*route.path_params, *route.query_params, *route.header_params, *route.body_params)
+    return schemas.field_names(schemas.Request).union(
+        (field.alias for field in own), *map(_known_fields, route.dependencies)
+    )
 
 
 async def _refuse_route(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 400:  # a form that cannot be read
+        if isinstance(error.__cause__, ProblemError):  # why its body did not come
+            raise error.__cause__
+        if isinstance(error.__cause__, ClientDisconnect):
+            raise Kind.BODY_SLOW("the connection ended before it was whole")
+        told = "send multipart/form-data with one file, by a name that is not too long, and its purpose"
+        raise Kind.INVALID_FORM(told)
     if error.status_code == 404:
         raise Kind.NOT_FOUND("see GET /openapi.json for the addresses there are")
     if error.status_code == 405:

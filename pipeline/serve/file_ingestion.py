@@ -180,7 +180,8 @@ class FileIngestion:
                 return None
             fault = "server_error", _LASTING if may_pass else _FAILED
         try:
-            await asyncio.to_thread(lambda: self._uploads.settle(attachment, "failed", error=fault))
+            failed = {"status": "failed", "error_code": fault[0], "error_message": fault[1], "warnings": []}
+            await asyncio.to_thread(self._uploads.note, attachment, **failed)
         except CairnError as error:
             log.error("files.not_noted sentence=%s", error)  # noqa: TRY400 - it says it
         return None
@@ -203,10 +204,7 @@ class FileIngestion:
         doc_ids = rows["doc_id"].to_pylist()
         num_bytes = int(pc.sum(pc.binary_length(rows["text"])).as_py())
         noted = list(dict.fromkeys([*attachment.doc_ids, *doc_ids]))
-
-        def note() -> None:
-            self._uploads.note_documents(attachment, noted, num_bytes)
-
+        note = partial(self._uploads.note, attachment, doc_ids=noted, num_bytes=num_bytes)
         write = partial(writer.write, stored=stored, source_file=file.filename)
         found = _ReadFile(
             attachment=attachment,
@@ -261,8 +259,8 @@ class FileIngestion:
             outcome = await asyncio.wrap_future(receipt.published)
             if outcome.state == "failed":
                 raise CairnError(outcome.fault)
-        settle = partial(self._uploads.settle, file.attachment, "completed")
-        await asyncio.to_thread(lambda: settle(doc_ids=file.doc_ids, warnings=_warnings(file.read)))
+        completed = {"status": "completed", "doc_ids": file.doc_ids, "warnings": _warnings(file.read)}
+        await asyncio.to_thread(self._uploads.note, file.attachment, **completed)
 
 
 def _own_rows(read: FileRows, attachment: Attachment) -> pa.Table:

@@ -214,6 +214,7 @@ class Guard:
         if not has_body and "transfer-encoding" in headers:  # of any length
             raise Kind.BODY_UNEXPECTED("send none", headers=_CLOSES)
         if has_body and scope["path"] == UPLOAD_PATH:
+            require_scope(scope[GRANT], "write", self._settings)  # before a large body is read
             bounded = _bounded(headers, receive, MAX_FILE_BYTES + MAX_BODY_BYTES, "multipart/form-data")
             return _without_pauses(bounded)
         if has_body and not _CANCEL.fullmatch(scope["path"]):
@@ -286,6 +287,22 @@ class Guard:
         if grant is None:
             raise Kind.KEY_UNKNOWN("it is mistyped, or was revoked")
         return grant
+
+
+def require_scope(grant: ApiKey, scope: str, settings: ServeSettings) -> ApiKey:
+    """Return a grant, which must have a scope; to write, also a server that takes writes."""
+    if scope not in grant.scopes:
+        raise Kind.SCOPE_MISSING(f"this address needs a key with the scope {scope}")
+    if scope == "write" and grant.restriction is not None:
+        raise Kind.SCOPE_MISSING("writes are for all documents: send no X-Cairn-Principal")
+    if scope == "write" and not settings.writable:
+        raise Kind.READ_ONLY("start it with --writable")
+    if scope == "admin" and (grant.collections is not None or grant.restriction is not None):
+        raise Kind.SCOPE_MISSING(
+            "the server's figures are of all collections: they need a key without a filter and for all "
+            "of them"
+        )
+    return grant
 
 
 def _is_address(name: str) -> bool:

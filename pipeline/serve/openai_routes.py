@@ -20,12 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar, cast
 
 import numpy as np
 from cairn.pipeline.client.errors import FieldProblem
 from cairn.pipeline.config import NO_MODEL
-from cairn.pipeline.corpus.schema import odd_name
 from cairn.pipeline.errors import DocumentsRefusedError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line.live import Receipt
@@ -76,16 +75,13 @@ from cairn.pipeline.serve.write_routes import (
     create_collection,
     delete_collection,
 )
-from cairn.pipeline.types import RESERVED_COLUMNS, Document, Highlight, Hit, SearchResult, json_value
-from fastapi import APIRouter, Depends, Path, Query, Request
+from cairn.pipeline.types import Document, Highlight, Hit, SearchResult, json_value
+from fastapi import APIRouter, Depends, Form, Path, Query, Request, UploadFile
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from jaxtyping import Float32, Int64
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 MAX_RESULTS: Final = 50
 MAX_INPUTS: Final = 256
@@ -218,25 +214,23 @@ class VectorStoreFile(Reply):
     warnings: list[str] = Field(default_factory=list)
 
 
-class Page(Reply):
+_Entry = TypeVar("_Entry", VectorStore, VectorStoreFile, UploadedFile)
+
+
+class Page(Reply, Generic[_Entry]):
     """A part of a list, whose entries have ids."""
 
     object: Literal["list"] = "list"
+    data: list[_Entry]
     first_id: str | None
     last_id: str | None
     has_more: bool
 
-
-class VectorStores(Page):
-    """A page of collections."""
-
-    data: list[VectorStore]
-
-
-class VectorStoreFiles(Page):
-    """A page of documents."""
-
-    data: list[VectorStoreFile]
+    @classmethod
+    def of(cls, entries: Sequence[_Entry], has_more: bool) -> Self:
+        """Return a page of entries."""
+        first, last = (entries[0].id, entries[-1].id) if entries else (None, None)
+        return cls(data=list(entries), first_id=first, last_id=last, has_more=has_more)
 
 
 class FileContent(Reply):
@@ -380,12 +374,6 @@ class FileChanges(Sent):
     attributes: Attributes
 
 
-class StoredFiles(Page):
-    """A page of files."""
-
-    data: list[UploadedFile]
-
-
 class FileBatch(Reply):
     """Files that were put into a collection together."""
 
@@ -456,7 +444,6 @@ class AskedStore(AskedWrite):
         """Put files into it, to be read in the background."""
         self.layout()
         for each in files:
-            _check_attributes(each.attributes or {})
             await _own_file(self.state, self.grant, each.file_id)
         uploads = self.state.uploads
         try:
@@ -601,7 +588,15 @@ class Paging:
     after: Place = None
     before: Place = None
 
-    def page(self, positions: Positions, position_of: Callable[[str], int | None]) -> tuple[Positions, bool]:
+    def page(self, entries: Sequence[_Entry]) -> Page[_Entry]:
+        """Return a page of a list that is in memory."""
+        places = {entry.id: place for place, entry in enumerate(entries)}
+        chosen, has_more = self.choose(np.arange(len(entries)), places.get)
+        return Page[_Entry].of([entries[place] for place in chosen], has_more)
+
+    def choose(
+        self, positions: Positions, position_of: Callable[[str], int | None]
+    ) -> tuple[Positions, bool]:
         """Choose among ascending positions; tell whether there are more beyond the page."""
         sign = 1 if self.order == "asc" else -1
         kept = positions[::sign]
@@ -620,7 +615,7 @@ Pages = Annotated[Paging, Depends()]
 
 
 @router.get("/vector_stores")
-async def list_vector_stores(state: State, grant: SearchGrant, paging: Pages) -> VectorStores:
+async def list_vector_stores(state: State, grant: SearchGrant, paging: Pages) -> Page[VectorStore]:
     """List the collections that this key can search, ordered by the time of their generation."""
     found: list[VectorStore] = []
     for name in await state.search_threads.run(state.collections.listed):
@@ -628,7 +623,7 @@ async def list_vector_stores(state: State, grant: SearchGrant, paging: Pages) ->
             with suppress(ProblemError):  # not published yet, or damaged
                 found.append(await retrieve_vector_store(AskedStore(state, grant, name)))
     found.sort(key=lambda store: (store.created_at, store.id))
-    return paged(VectorStores, found, paging)
+    return paging.page(found)
 
 
 @router.get("/vector_stores/{vector_store_id}")
@@ -666,11 +661,11 @@ async def list_files(
     store: SearchedStore,
     paging: Pages,
     filter: Status | None = None,  # noqa: A002 - OpenAI's name
-) -> VectorStoreFiles:
+) -> Page[VectorStoreFile]:
     """List documents in the order of their ingest, then the files that are not documents yet."""
     others = [each for each in await store.unfinished() if filter in (None, each.status)]
 
-    def read(whole: Served, served: ServedCollection) -> VectorStoreFiles:
+    def read(whole: Served, served: ServedCollection) -> Page[VectorStoreFile]:
         generation, positions = visible_documents(whole, store.restriction)
         num_documents = generation.num_documents
         behind = {each.file_id: num_documents + place for place, each in enumerate(others)}
@@ -680,18 +675,18 @@ async def list_files(
             found = generation.position_of(doc_id)
             return behind.get(doc_id) if found is None else found
 
-        chosen, has_more = paging.page(positions, position_of)
+        chosen, has_more = paging.choose(positions, position_of)
         documents = read_documents(generation, chosen[chosen < num_documents])
         waiting = [others[place - num_documents] for place in chosen if place >= num_documents]
         files = [_file(served, document) for document in documents]
         unread = [attached_file(store.name, each) for each in waiting]
         both = [*files, *unread] if paging.order == "asc" else [*unread, *files]
-        return page_of(VectorStoreFiles, both, has_more)
+        return Page[VectorStoreFile].of(both, has_more)
 
-    def files_of(served: ServedCollection | None) -> VectorStoreFiles:
+    def files_of(served: ServedCollection | None) -> Page[VectorStoreFile]:
         if served is not None and filter in (None, "completed"):
             return served.searcher.reading(read, served)
-        return paged(VectorStoreFiles, [attached_file(store.name, each) for each in others], paging)
+        return paging.page([attached_file(store.name, each) for each in others])
 
     return await store.described(files_of)
 
@@ -722,22 +717,6 @@ async def retrieve_file(
     if attached is not None:
         return attached_file(store.name, attached)
     return _file(await store.served(), documents[0])
-
-
-_Page = TypeVar("_Page", VectorStores, VectorStoreFiles, StoredFiles)
-
-
-def paged(kind: type[_Page], entries: Sequence[Any], paging: Paging) -> _Page:
-    """Return a page of a list that is in memory."""
-    places = {entry.id: place for place, entry in enumerate(entries)}
-    chosen, has_more = paging.page(np.arange(len(entries)), places.get)
-    return page_of(kind, [entries[place] for place in chosen], has_more)
-
-
-def page_of(kind: type[_Page], entries: Sequence[Any], has_more: bool) -> _Page:
-    """Return a page of entries that have ids."""
-    first, last = (entries[0].id, entries[-1].id) if entries else (None, None)
-    return kind(data=list(entries), first_id=first, last_id=last, has_more=has_more)
 
 
 def attached_file(name: str, attachment: Attachment) -> VectorStoreFile:
@@ -776,77 +755,31 @@ BatchId = Annotated[str, Path(min_length=1, max_length=64)]
 MIN_SECONDS: Final = 3_600
 MAX_SECONDS: Final = 30 * 24 * 3_600
 _NOT_IN_IDS: Final = re.compile(r"[^a-z0-9_-]+")
-_PURPOSES: Final[Sequence[str]] = get_args(Purpose)
-_FORM: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": list(_PURPOSES)},
-                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {
-                            "type": "integer",
-                            "minimum": MIN_SECONDS,
-                            "maximum": MAX_SECONDS,
-                        },
-                    },
-                }
-            }
-        },
-    }
-}
 
 
-@files_router.post("/files", openapi_extra=_FORM)
-async def send_file(request: Request, state: State, grant: WriteGrant) -> UploadedFile:
+@files_router.post("/files", form_limits={"max_files": 1, "max_fields": 8, "max_part_size": 1_024})
+async def send_file(
+    file: UploadFile,
+    purpose: Annotated[Purpose, Form()],
+    state: State,
+    grant: WriteGrant,
+    anchor: Annotated[Literal["created_at"] | None, Form(alias="expires_after[anchor]")] = None,
+    seconds: Annotated[
+        int | None, Form(alias="expires_after[seconds]", ge=MIN_SECONDS, le=MAX_SECONDS)
+    ] = None,
+) -> UploadedFile:
     """Keep a file, to be put into collections by its id; half of one is not kept."""
-    try:
-        form = await request.form(max_files=1, max_fields=8, max_part_size=1_024)
-    except ClientDisconnect:
-        raise Kind.BODY_SLOW("the connection ended before it was whole") from None
-    except HTTPException:
-        told = "send multipart/form-data with one file, by a name that is not too long, and its purpose"
-        raise Kind.INVALID_FORM(told) from None
-    try:
-        return await _kept(form, state, grant)
-    finally:
-        await form.close()
-
-
-async def _kept(form: FormData, state: ServerState, grant: ApiKey) -> UploadedFile:
-    sent, purpose = form.get("file"), form.get("purpose")
-    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
-    wrong: list[FieldProblem] = []
-    if not isinstance(sent, UploadFile):
-        wrong.append(FieldProblem(pointer="#/file", detail="there must be a file, sent to its end"))
-    elif not sent.size:
-        wrong.append(FieldProblem(pointer="#/file", detail="the file is empty"))
-    if purpose not in _PURPOSES:
-        wrong.append(FieldProblem(pointer="#/purpose", detail=f"it must be one of {', '.join(_PURPOSES)}"))
-    is_kept = anchor is None and seconds is None
-    if not is_kept and not (anchor == "created_at" and _is_span(seconds)):
-        told = f"the anchor must be created_at, and the seconds from {MIN_SECONDS:,} to {MAX_SECONDS:,}"
-        wrong.append(FieldProblem(pointer="#/expires_after", detail=told))
-    if wrong:
-        raise invalid_request(*wrong)
-    assert isinstance(sent, UploadFile)
-    if any("\ud800" <= character <= "\udfff" for character in sent.filename or ""):
+    if not file.size:
+        raise invalid_request(FieldProblem(pointer="#/file", detail="the file is empty"))
+    if (anchor is None) != (seconds is None):
+        told = "a span must come with both, the anchor created_at and its seconds"
+        raise invalid_request(FieldProblem(pointer="#/expires_after", detail=told))
+    if any("\ud800" <= character <= "\udfff" for character in file.filename or ""):
         raise Kind.INVALID_FORM("the name of the file must be text in UTF-8")
-    if (sent.size or 0) > MAX_FILE_BYTES:
+    if file.size > MAX_FILE_BYTES:
         raise Kind.BODY_TOO_LARGE(f"a file may have {MAX_FILE_BYTES:,} bytes")
-    lasts = None if seconds is None else int(str(seconds))
-    keep = partial(state.uploads.add, sent.file, sent.filename or "", purpose=str(purpose), seconds=lasts)
-    return await state.writers.run(lambda: keep(owner=grant.key_id))
-
-
-def _is_span(seconds: object) -> bool:
-    is_number = isinstance(seconds, str) and seconds.isdecimal() and seconds.isascii() and len(seconds) < 10
-    return is_number and MIN_SECONDS <= int(str(seconds)) <= MAX_SECONDS
+    add = partial(state.uploads.add, file.file, file.filename or "", purpose=purpose, seconds=seconds)
+    return await state.writers.run(lambda: add(owner=grant.key_id))
 
 
 @files_router.get("/files")
@@ -855,11 +788,11 @@ async def list_sent_files(
     grant: WriteGrant,
     paging: Pages,
     purpose: Annotated[str | None, Query(max_length=64, description="Give files of this purpose.")] = None,
-) -> StoredFiles:
+) -> Page[UploadedFile]:
     """List the files that this key can use."""
     found = await state.writers.run(state.uploads.files)
     found = [file for file in found if _is_own(file, grant) and purpose in (None, file.purpose)]
-    return paged(StoredFiles, found, paging)
+    return paging.page(found)
 
 
 @files_router.get("/files/{file_id}")
@@ -948,7 +881,6 @@ async def attach_file(request: NewVectorStoreFile, store: WrittenStore) -> Vecto
 @files_router.post("/vector_stores/{vector_store_id}/files/{file_id:doc_id}")
 async def change_file(file_id: DocId, request: FileChanges, store: WrittenStore) -> VectorStoreFile:
     """Change the attributes of a file that is completed; a document by its id has others as well."""
-    _check_attributes(request.attributes)
     store.layout()
     name, uploads, run = store.name, store.state.uploads, store.state.writers.run
     writer, stored = await store.writer()
@@ -1032,7 +964,7 @@ async def cancel_batch(batch_id: BatchId, store: WrittenStore) -> FileBatch:
         _, files = await store.batch(batch_id)
         for each in files:
             if each.status == "in_progress" and not each.doc_ids:
-                await state.writers.run(partial(state.uploads.settle, each, "cancelled"))
+                await state.writers.run(partial(state.uploads.note, each, status="cancelled"))
     return await retrieve_batch(batch_id, store)
 
 
@@ -1042,19 +974,11 @@ async def list_batch_files(
     store: WrittenStore,
     paging: Pages,
     filter: Status | None = None,  # noqa: A002 - OpenAI's name
-) -> VectorStoreFiles:
+) -> Page[VectorStoreFile]:
     """List the files of a batch."""
     _, files = await store.batch(batch_id)
     chosen = [attached_file(store.name, each) for each in files if filter in (None, each.status)]
-    return paged(VectorStoreFiles, chosen, paging)
-
-
-def _check_attributes(attributes: Attributes) -> None:
-    reserved = sorted(RESERVED_COLUMNS & attributes.keys())
-    told = [f"attributes must not have Cairn's own name {name}" for name in reserved]
-    told += [f"an attribute is a column, and {odd}" for name in attributes if (odd := odd_name(name))]
-    if told:
-        raise invalid_request(FieldProblem(pointer="#/attributes", detail=told[0]))
+    return paging.page(chosen)
 
 
 async def _own_file(state: ServerState, grant: ApiKey, file_id: str) -> UploadedFile:

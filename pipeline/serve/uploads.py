@@ -24,11 +24,14 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Final, Literal
 
 from cairn.pipeline import durable
+from cairn.pipeline.corpus.schema import odd_name
 from cairn.pipeline.corpus.source_record import sqlite_errors
 from cairn.pipeline.errors import DocumentsRefusedError, StorageError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, Reply, Request
-from pydantic import Field
+from cairn.pipeline.types import RESERVED_COLUMNS
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 FOLDER_NAME: Final = ".files"
 FILE_PREFIX: Final = "file-"
@@ -49,8 +52,20 @@ CREATE TABLE IF NOT EXISTS stores (
     collection TEXT PRIMARY KEY, name TEXT, metadata TEXT, created_at INTEGER);
 """
 
+_AS_JSON: Final = ("attributes", "doc_ids", "warnings")
+
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 ErrorCode = Literal["server_error", "unsupported_file", "invalid_file"]
+
+
+def _columns(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Refuse names that no column of a collection can have."""
+    reserved = sorted(RESERVED_COLUMNS & attributes.keys())
+    told = [f"attributes must not have Cairn's own name {name}" for name in reserved]
+    told += [f"an attribute is a column, and {odd}" for name in attributes if (odd := odd_name(name))]
+    if told:
+        raise PydanticCustomError("no_column", "{told}", {"told": told[0]})
+    return attributes
 
 
 Attributes = Annotated[
@@ -59,6 +74,7 @@ Attributes = Annotated[
         Annotated[str, Field(max_length=512)] | bool | int | float,
     ],
     Field(max_length=16, description="Values to filter by: columns of the collection."),
+    AfterValidator(_columns),
 ]
 FileId = Annotated[str, Field(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]
 DocumentId = Annotated[
@@ -283,36 +299,17 @@ class Uploads:
             f"SELECT * FROM attachments WHERE {condition} ORDER BY number",  # noqa: S608 - our own
             values,
         )
-        return [
-            Attachment(
-                **{**row, **{name: json.loads(row[name]) for name in ("attributes", "doc_ids", "warnings")}}
-            )
-            for row in map(dict, found)
-        ]
+        rows = map(dict, found)
+        return [Attachment(**{**row, **{name: json.loads(row[name]) for name in _AS_JSON}}) for row in rows]
 
-    def settle(
-        self,
-        attachment: Attachment,
-        status: Status,
-        *,
-        error: tuple[ErrorCode, str] | None = None,
-        doc_ids: Sequence[str] | None = None,
-        warnings: Sequence[str] = (),
-    ) -> None:
-        """Note what became of a file that was in progress; None keeps the ``doc_ids`` noted before."""
-        kept = None if doc_ids is None else json.dumps(list(doc_ids))
-        self._run(
-            "UPDATE attachments SET status = ?, error_code = ?, error_message = ?, warnings = ?,"
-            " doc_ids = COALESCE(?, doc_ids) WHERE number = ? AND status = 'in_progress'",
-            (status, *(error or (None, None)), json.dumps(list(warnings)), kept, attachment.number),
-        )
+    def note(self, attachment: Attachment, **columns: Any) -> None:
+        """Note what became of a file that is in progress, or its documents before they are written."""
+        self._set(columns, "number = ? AND status = 'in_progress'", attachment.number)
 
-    def note_documents(self, attachment: Attachment, doc_ids: Sequence[str], num_bytes: int) -> None:
-        """Note the documents of a file before they are written."""
-        self._run(
-            "UPDATE attachments SET doc_ids = ?, num_bytes = ? WHERE number = ? AND status = 'in_progress'",
-            (json.dumps(list(doc_ids)), num_bytes, attachment.number),
-        )
+    def _set(self, columns: Mapping[str, Any], condition: str, *values: Any) -> None:
+        kept = [json.dumps(value) if name in _AS_JSON else value for name, value in columns.items()]
+        names = ", ".join(f"{name} = ?" for name in columns)
+        self._run(f"UPDATE attachments SET {names} WHERE {condition}", (*kept, *values))  # noqa: S608 - our own
 
     def is_in_progress(self, attachment: Attachment) -> bool:
         """Tell whether a file is still to be written: it was neither taken out nor replaced."""
@@ -320,18 +317,12 @@ class Uploads:
 
     def change(self, attachment: Attachment, attributes: Mapping[str, Any]) -> None:
         """Give a file of a collection other attributes."""
-        self._run(
-            "UPDATE attachments SET attributes = ? WHERE number = ?",
-            (json.dumps(dict(attributes)), attachment.number),
-        )
+        self._set({"attributes": dict(attributes)}, "number = ?", attachment.number)
 
     def cancel(self, attachment: Attachment) -> tuple[list[str], list[Attachment]]:
         """Note that a file leaves a collection; return its documents, and the files that are read again."""
-        self._run(
-            "UPDATE attachments SET status = 'cancelled', error_code = NULL, error_message = NULL"
-            " WHERE number = ?",
-            (attachment.number,),
-        )
+        cancelled = {"status": "cancelled", "error_code": None, "error_message": None}
+        self._set(cancelled, "number = ?", attachment.number)
         doc_ids = (self._attachments("number = ?", attachment.number) or [attachment])[0].doc_ids
         return list(doc_ids), self.read_again(attachment, doc_ids)
 
