@@ -42,22 +42,13 @@ from cairn.pipeline.types import (
 )
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
-from starlette.convertors import Convertor, register_url_convertor
-from typing_extensions import override
+from starlette.convertors import PathConvertor, register_url_convertor
 
 
-class DocIdConvertor(Convertor[str]):
+class DocIdConvertor(PathConvertor):
     """The rest of an address, slashes and line breaks included: ids are what a source's rows have."""
 
     regex = "(?s:.+)"
-
-    @override
-    def convert(self, value: str) -> str:
-        return value
-
-    @override
-    def to_string(self, value: str) -> str:
-        return value
 
 
 register_url_convertor("doc_id", DocIdConvertor())

@@ -23,7 +23,7 @@ from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.serve.answers import SearchGrant, ServerState
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import ApiKey
-from cairn.pipeline.serve.middleware import GRANT, replay
+from cairn.pipeline.serve.middleware import GRANT, replay, require_scope
 from cairn.pipeline.serve.problems import Kind, ProblemError
 from cairn.pipeline.serve.write_routes import AskedWrite, delete_one
 from cairn.pipeline.types import ColumnSummary, Document, ListedDocument, SearchResult
@@ -192,10 +192,7 @@ class _ServedLibrary:
 
     async def _write(self, collection: str, write: Callable[[LiveWriter, Stored], Receipt | None]) -> None:
         with _sentences():
-            if "write" not in self._grant.scopes:
-                raise Kind.SCOPE_MISSING("writing needs a key with the scope write")
-            if self._grant.restriction is not None:
-                raise Kind.SCOPE_MISSING("writing needs a key that finds all documents")
+            require_scope(self._grant, "write", self._state.settings)
             await self._asked(collection).answered(write)
 
     def _asked(self, collection: str) -> AskedWrite:

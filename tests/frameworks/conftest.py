@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,29 @@ os.environ["LANGSMITH_TRACING"] = "false"
 
 from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.collection import open_collection
+from cairn.pipeline.serve.settings import ServeSettings
 
+from tests.served_stones import serving
 from tests.small_ingests import ingest_rows, settings
 
 QUERY = "granite and slate"
+
+
+@pytest.fixture
+def place(tmp_path, tiny_model_folder):
+    """Where a store of this machine writes, and what it encodes with."""
+    encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
+    return {"root": str(tmp_path / "root"), "settings": {"encoder": encoder}}
+
+
+@pytest.fixture
+def server(place):
+    """A client of a writable server over that root."""
+    root = Path(place["root"])
+    root.mkdir()
+    settings = ServeSettings(root=root, port=0, deadline_seconds=120.0, writable=True)
+    with serving(settings) as address, CairnClient(address, timeout_seconds=120) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from langchain_tests.integration_tests import (
     VectorStoreIntegrationTests,
 )
 
-QUERY = "granite and slate"
+from tests.frameworks.conftest import QUERY
+
 MakeStore = Callable[..., CairnVectorStore]
 
 
@@ -80,13 +82,8 @@ def test_documents_say_where_they_stand(stones):
 
 
 @pytest.fixture
-def make_store(tmp_path, tiny_model_folder):
-    encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
-
-    def make(**options):
-        return CairnVectorStore("notes", root=tmp_path / "root", settings={"encoder": encoder}, **options)
-
-    return make
+def make_store(place):
+    return partial(CairnVectorStore, "notes", **place)
 
 
 @pytest.mark.anyio
@@ -145,7 +142,7 @@ def test_highlights_are_words_of_the_whole_document(tmp_path, tiny_model_folder)
     assert "highlights" not in store.similarity_search("old cat", k=1)[0].metadata
 
 
-def test_another_store_opens_what_one_wrote_with_its_own_metadata_alone(make_store, tmp_path):
+def test_another_store_opens_what_one_wrote_with_its_own_metadata_alone_and_fills_it_again(make_store, place):
     make_store().add_texts(["first note"], ids=["1"])
     other = make_store()
     assert other.similarity_search("note", k=1)[0].id == "1"
@@ -154,30 +151,23 @@ def test_another_store_opens_what_one_wrote_with_its_own_metadata_alone(make_sto
     with pytest.raises(UsageError, match=r"got 1 that cannot \(nul_character: 1\)"):
         other.add_texts(["a\x00b", "a note"], ids=["3", "4"])
     assert [document.id for document in other.get_by_ids(["3", "4"])] == ["4"]
-    open_collection("notes", root=tmp_path / "root").add([{"id": "5", "text": "another", "year": 2020}])
+    open_collection("notes", root=place["root"]).add([{"id": "5", "text": "another", "year": 2020}])
     (found,) = make_store().get_by_ids(["5"])
     assert found.metadata == {"year": 2020}
-
-
-def test_store_that_was_emptied_is_filled_again(make_store):
     store = make_store()
-    assert store.delete(store.add_texts(["one note", "two notes"]))
+    assert store.delete([*"1245"])
     assert store.similarity_search("note", k=3) == []
     assert store.add_documents([]) == []
     store.add_texts(["a third"], ids=["3"])
     assert [document.id for document in store.similarity_search("third", k=3)] == ["3"]
 
 
-def test_from_texts_takes_no_foreign_embeddings_and_the_name_that_other_stores_have(
-    tmp_path, tiny_model_folder
-):
-    settings = {"encoder": {"model": str(tiny_model_folder), "landmark_interval": 16}}
-    options = {"root": tmp_path, "settings": settings}
+def test_from_texts_takes_no_foreign_embeddings_and_the_name_that_other_stores_have(place):
     with pytest.raises(ConfigError, match="embeds with its own encoder, got DeterministicFakeEmbedding"):
-        CairnVectorStore.from_texts(["a"], DeterministicFakeEmbedding(size=3), collection="notes", **options)
+        CairnVectorStore.from_texts(["a"], DeterministicFakeEmbedding(size=3), collection="notes", **place)
     document = Document(page_content="a note", metadata={"x": 1})
     for named in ({"collection": "notes"}, {"collection_name": "other"}):
-        stored = CairnVectorStore.from_documents([document], None, **named, **options)  # type: ignore[arg-type]
+        stored = CairnVectorStore.from_documents([document], None, **named, **place)  # type: ignore[arg-type]
         assert [stored.collection.layout.name] == [*named.values()]
         assert stored.similarity_search("note", k=1)[0].metadata == {"x": 1}
 

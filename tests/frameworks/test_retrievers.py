@@ -21,9 +21,8 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers.no_text import NoText
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
+from tests.frameworks.conftest import QUERY
 from tests.test_house import FRAMEWORKS, ROOT
-
-QUERY = "granite and slate"
 
 
 def test_passages_are_cut_from_their_documents_best_first_as_parameters_of_the_search_say(stones):
@@ -68,21 +67,21 @@ def test_passages_of_diverse_documents_keep_their_order(stones):
     assert scores != sorted(scores, reverse=True)
 
 
-def test_numbers_that_cannot_be_answered_are_refused(stones):
-    for number in (0, 201):
-        with pytest.raises(ConfigError, match="from 1 to 200"):
-            find_passages(stones, QUERY, number, {})
-    with pytest.raises(ConfigError, match="top_k must be left out"):
-        find_passages(stones, QUERY, 3, {"top_k": 5})
-
-
-def test_source_is_here_or_behind_a_url(stones_root, stones_address):
+def test_source_is_here_or_behind_a_url_and_numbers_that_cannot_be_answered_are_refused(
+    stones_root, stones_address
+):
     here, there = open_source("stones", root=stones_root), open_source("stones", url=stones_address)
     assert here.read_document("stones/slate/2").text == there.read_document("stones/slate/2").text  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="got both"):
         open_source("stones", root=stones_root, url=stones_address)
     with pytest.raises(CollectionNotFoundError):
         open_source("pebbles", root=stones_root)
+    for source in (here, there):
+        for number in (0, 201):
+            with pytest.raises(ConfigError, match="from 1 to 200"):
+                find_passages(source, QUERY, number, {})
+        with pytest.raises(ConfigError, match="top_k must be left out"):
+            find_passages(source, QUERY, 3, {"top_k": 5})
 
 
 def test_extra_that_is_missing_is_named():
@@ -153,25 +152,12 @@ def test_key_is_written_by_its_variable_only():
     assert Pipeline.loads(pipeline.dumps(), allowed_modules=allowed).to_dict() == written
 
 
-@pytest.mark.parametrize(
-    ("given", "cairn"),
-    [
-        (None, None),
-        ({}, None),
-        ({"type": "eq", "key": "year", "value": 1}, {"type": "eq", "key": "year", "value": 1}),
-        ({"kind": ["a", "b"]}, {"kind": ["a", "b"]}),
-    ],
-)
-def test_filters_of_cairns_own_are_taken_as_they_are(given, cairn):
-    assert cairn_filter(given) == cairn
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"operator": "NOT", "conditions": []}, {"field": "a", "operator": "~"}, {"operator": "=="}]
-)
-def test_filters_that_are_no_filters_are_refused(wrong):
-    with pytest.raises(FilterError, match="must have"):
-        cairn_filter(wrong)
+def test_filters_of_cairns_own_are_taken_as_they_are_and_those_that_are_none_refused():
+    for own in ({"type": "eq", "key": "year", "value": 1}, {"kind": ["a", "b"]}, None, {}):
+        assert cairn_filter(own) == (own or None)
+    for wrong in ({"operator": "NOT", "conditions": []}, {"field": "a", "operator": "~"}, {"operator": "=="}):
+        with pytest.raises(FilterError, match="must have"):
+            cairn_filter(wrong)
 
 
 def test_nodes_carry_span_source_and_score_awaited_and_in_a_query_engine(stones):

@@ -9,11 +9,9 @@ import pytest
 from cairn.haystack import CairnDocumentStore
 from cairn.langchain import CairnVectorStore as LangChainStore
 from cairn.llama_index import CairnVectorStore, LeaveUnembedded
-from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import ConfigError, FilterError
 from cairn.pipeline.frameworks.source import find_passages
-from cairn.pipeline.serve.settings import ServeSettings
 from haystack import Document, Pipeline
 from haystack.components.writers import DocumentWriter
 from haystack.document_stores.errors import DuplicateDocumentError
@@ -31,14 +29,6 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
     VectorStoreQueryMode,
 )
-
-from tests.served_stones import serving
-
-
-@pytest.fixture
-def place(tmp_path, tiny_model_folder):
-    encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
-    return {"root": str(tmp_path / "root"), "settings": {"encoder": encoder}}
 
 
 def without_embedding(document):
@@ -83,9 +73,8 @@ class TestFilters(published.FilterDocumentsTest):
     @pytest.fixture(scope="class")
     @classmethod
     def filled(cls, tmp_path_factory, tiny_model_folder, filterable_docs):
-        encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
-        root = tmp_path_factory.mktemp("filters")
-        store = CairnDocumentStore("notes", root=str(root), settings={"encoder": encoder})
+        settings = {"encoder": {"model": str(tiny_model_folder), "landmark_interval": 16}}
+        store = CairnDocumentStore("notes", root=str(tmp_path_factory.mktemp("root")), settings=settings)
         assert store.write_documents(filterable_docs) == len(filterable_docs)
         return store
 
@@ -117,17 +106,14 @@ def test_writer_of_a_saved_pipeline_writes(place):
 def make(request, place):
     """Return what makes a store of a kind: over a collection here, or of a writable server."""
     if request.param == "local":
-        yield lambda kind, **options: kind("notes", **place, **options)
-        return
-    settings = ServeSettings(root=Path(place["root"]), port=0, deadline_seconds=120.0, writable=True)
-    Path(place["root"]).mkdir()
-    with serving(settings) as address, CairnClient(address, timeout_seconds=120) as client:
-        # A server takes models by their packaged names: the settings of a collection that was ingested.
-        seed = LangChainStore("seed", **place)
-        seed.add_texts(["a seed"], ids=["seed"])
-        shutil.copytree(Path(place["root"]) / "seed", Path(place["root"]) / "notes")
-        client.collection("notes").delete("seed")
-        yield lambda kind, **options: kind(client.collection("notes"), **options)
+        return lambda kind, **options: kind("notes", **place, **options)
+    client = request.getfixturevalue("server")
+    # A server takes models by their packaged names: the settings of a collection that was ingested.
+    seed = LangChainStore("seed", **place)
+    seed.add_texts(["a seed"], ids=["seed"])
+    shutil.copytree(Path(place["root"]) / "seed", Path(place["root"]) / "notes")
+    client.collection("notes").delete("seed")
+    return lambda kind, **options: kind(client.collection("notes"), **options)
 
 
 def node(node_id, text, source="s", **metadata):
@@ -170,30 +156,27 @@ def test_vector_finds_the_same_here_and_over_http(make, place):
     assert len(store.max_marginal_relevance_search_by_vector(vector, **options)) == 2
 
 
-def test_store_of_a_collection_that_a_server_lacks_makes_it(tmp_path):
-    settings = ServeSettings(root=tmp_path / "root", port=0, deadline_seconds=120.0, writable=True)
-    settings.root.mkdir()
-    with serving(settings) as address, CairnClient(address, timeout_seconds=120) as client:
-        store = CairnVectorStore(client.collection("made"))
-        assert store.query(VectorStoreQuery(query_str="granite")).ids == []
-        store.delete_nodes(["1"])
-        store.add([node("1", "granite granite")])
-        assert store.query(VectorStoreQuery(query_str="granite")).ids == ["1"]
-
-
-@pytest.mark.parametrize("is_remote", [False, True])
-def test_search_of_a_collection_that_is_not_there_is_warned_of_once(tmp_path, caplog, is_remote):
-    name = f"misspelt-{is_remote}".lower()
-    settings = ServeSettings(root=tmp_path, port=0, deadline_seconds=120.0, writable=True)
-    with serving(settings) as address, CairnClient(address, timeout_seconds=120) as client:
-        store = LangChainStore(client.collection(name)) if is_remote else LangChainStore(name, root=tmp_path)
+def test_search_of_a_collection_that_is_not_there_is_warned_of_once_and_a_server_makes_it(
+    server, place, caplog
+):
+    for store in (LangChainStore(server.collection("made")), LangChainStore("misspelt", **place)):
         for _ in range(2):
             assert store.similarity_search("granite") == []
-    assert [name in each for each in caplog.messages if "no collection" in each] == [True]
+    said = [each for each in caplog.messages if "no collection" in each]
+    assert [name in each for name, each in zip(("made", "misspelt"), said, strict=True)] == [True, True]
+    store = CairnVectorStore(server.collection("made"))
+    assert store.query(VectorStoreQuery(query_str="granite")).ids == []
+    store.delete_nodes(["1"])
+    store.add([node("1", "granite granite")])
+    assert store.query(VectorStoreQuery(query_str="granite")).ids == ["1"]
 
 
-def test_filters_are_those_of_llama_index(place):
+def test_filters_are_those_of_llama_index_and_a_question_that_cannot_be_asked_is_refused(place):
     store = CairnVectorStore("notes", **place)
+    with pytest.raises(ConfigError, match="got svm"):
+        store.query(VectorStoreQuery(query_str="x", mode=VectorStoreQueryMode.SVM))
+    with pytest.raises(ConfigError, match="got none"):
+        store.query(VectorStoreQuery())
     store.add(
         [
             node("1", "one", year=1, kind="a", tags=["x"]),
@@ -215,14 +198,6 @@ def test_filters_are_those_of_llama_index(place):
         ("2", MetadataFilters(filters=[where(("year", "<", 3)), where(("kind", "text_match", "b"))])),
     ):
         assert {each.node_id for each in store.get_nodes(filters=filters)} == {*ids}, filters
-
-
-def test_question_that_cannot_be_asked_is_refused(place):
-    store = CairnVectorStore("notes", **place)
-    with pytest.raises(ConfigError, match="got svm"):
-        store.query(VectorStoreQuery(query_str="x", mode=VectorStoreQueryMode.SVM))
-    with pytest.raises(ConfigError, match="got none"):
-        store.query(VectorStoreQuery())
     with pytest.raises(FilterError, match="got text_match_insensitive"):
         store.get_nodes(filters=where(("a", "text_match_insensitive", "b")))
     with pytest.raises(FilterError, match="must not negate contains"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -158,3 +159,34 @@ def client(served_root):
 def own_client(served_root, serve):
     """A client of such a server of the test's own, for what its state or settings change."""
     return serve(ServeSettings(root=served_root))
+
+
+def problem(response):
+    """Return the status and the name of a problem, which says nothing of this machine."""
+    assert response.headers["content-type"] == "application/problem+json", response.text
+    for place in (tempfile.gettempdir(), f"{Path.home()}/", "site-packages"):
+        assert place not in response.text
+    return response.status_code, response.json()["type"].removeprefix("urn:problem-type:cairn:")
+
+
+def problem_everywhere(client, name):
+    """Return what every address says of a collection, which must be the same."""
+    replies = [
+        client.post(f"/v1/collections/{name}/search", json={"query": "slate"}),
+        client.post(f"/v1/vector_stores/{name}/search", json={"query": "slate"}),
+        client.post("/v1/embeddings", json={"model": name, "input": "slate"}),
+        *(client.get(f"/v1/collections/{name}{path}") for path in ("", "/documents/x", "/map", "/health")),
+    ]
+    (found,) = {problem(reply) for reply in replies}
+    return found
+
+
+def drawn(client, path, **params):
+    """Return the map of ``stones``, or places on it, once it is drawn."""
+    ends = time.monotonic() + 300.0
+    while (reply := client.get(f"/v1/collections/stones/{path}", params=params).json())[
+        "status"
+    ] == "drawing":
+        assert time.monotonic() < ends, "it was never drawn"
+        time.sleep(0.05)
+    return reply

@@ -61,12 +61,19 @@ def queue(gate):
     queue.stop()
 
 
-async def behind_a_first(queue, gate, *waiting):
-    """Start the requests while a first one is being encoded; open the gate and return what they got."""
+async def begun(queue, gate):
+    """Return a first request whose pass has begun."""
     first = asyncio.create_task(queue.encode(["first"]))
     await asyncio.to_thread(gate.has_begun.wait)
+    return first
+
+
+async def behind_a_first(queue, gate, *waiting, then=lambda: None):
+    """Start requests while a first one is being encoded, do something, and return what they got."""
+    first = await begun(queue, gate)
     tasks = [asyncio.create_task(each) for each in waiting]
     await asyncio.sleep(0)
+    then()
     gate.is_open.set()
     found = await asyncio.gather(*tasks, return_exceptions=True)
     await first
@@ -115,58 +122,38 @@ async def test_full_queue_refuses_and_serves_again_when_it_is_empty(queue, gate,
     assert (await queue.encode(["larger than the queue"])).shape == (1, DIM)
 
 
-def test_request_whose_caller_has_gone_is_not_encoded_and_leaves_its_room(queue, gate, monkeypatch):
+async def test_request_whose_caller_has_gone_is_not_encoded_and_leaves_its_room(queue, gate, monkeypatch):
     monkeypatch.setattr(batching, "MAX_WAITING_BYTES", 16)
-
-    async def run():
-        async def hurried():
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(queue.encode(["gone", "too"]), 0.01)
-
-        first = asyncio.create_task(queue.encode(["first"]))
-        await asyncio.to_thread(gate.has_begun.wait)
-        await hurried()
-        stays = asyncio.create_task(queue.encode(["stays"]))
-        await asyncio.sleep(0)
-        gate.is_open.set()
-        await asyncio.gather(first, stays)
-
-    asyncio.run(run())
+    first = await begun(queue, gate)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.encode(["gone", "too"]), 0.01)
+    stays = asyncio.create_task(queue.encode(["stays"]))
+    await asyncio.sleep(0)
+    gate.is_open.set()
+    await asyncio.gather(first, stays)
     assert gate.passes == [["first"], ["stays"]]
-    assert asyncio.run(queue.encode(["larger than the queue"])).shape == (1, DIM)
+    assert (await queue.encode(["larger than the queue"])).shape == (1, DIM)
 
 
-def test_stop_fails_what_waits_and_what_comes(queue, gate):
-    async def run():
-        first = asyncio.create_task(queue.encode(["first"]))
-        await asyncio.to_thread(gate.has_begun.wait)
-        waiting = asyncio.create_task(queue.encode(["waiting"]))
-        await asyncio.sleep(0)
-        stopping = asyncio.create_task(asyncio.to_thread(queue.stop))
-        while not queue._is_stopping:
-            await asyncio.sleep(0.001)
-        late = asyncio.create_task(queue.encode(["late"]))
-        await asyncio.sleep(0)
-        gate.is_open.set()
-        await stopping
-        return await asyncio.gather(first, waiting, late, return_exceptions=True)
-
-    first, waiting, late = asyncio.run(run())
+async def test_stop_fails_what_waits_and_what_comes(queue, gate):
+    first = await begun(queue, gate)
+    waiting = asyncio.create_task(queue.encode(["waiting"]))
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(asyncio.to_thread(queue.stop))
+    while not queue._is_stopping:
+        await asyncio.sleep(0.001)
+    late = asyncio.create_task(queue.encode(["late"]))
+    await asyncio.sleep(0)
+    gate.is_open.set()
+    await stopping
+    first, waiting, late = await asyncio.gather(first, waiting, late, return_exceptions=True)
     assert first.shape == (1, DIM)
     assert problem_of(waiting) == problem_of(late) == "stopping"
 
 
-def test_retired_queue_ends_after_what_waits(queue, gate):
-    async def run():
-        first = asyncio.create_task(queue.encode(["first"]))
-        await asyncio.to_thread(gate.has_begun.wait)
-        waiting = asyncio.create_task(queue.encode(["waiting"]))
-        await asyncio.sleep(0)
-        queue.retire()
-        gate.is_open.set()
-        return await asyncio.gather(first, waiting)
-
-    assert [vectors.shape for vectors in asyncio.run(run())] == [(1, DIM)] * 2
+async def test_retired_queue_ends_after_what_waits(queue, gate):
+    (waiting,) = await behind_a_first(queue, gate, queue.encode(["waiting"]), then=queue.retire)
+    assert waiting.shape == (1, DIM)
     queue._thread.join(300.0)
     assert not queue._thread.is_alive()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from urllib.parse import quote
 
 import pytest
 from cairn.pipeline.client.clients import CairnClient
@@ -12,7 +11,7 @@ from cairn.pipeline.client.errors import InvalidRequestError
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.serve.settings import ServeSettings
 
-from tests.serve.conftest import stone_rows
+from tests.serve.conftest import problem, stone_rows
 
 
 def test_collections_are_listed_and_described_and_those_that_were_not_named_not_served(
@@ -34,67 +33,32 @@ def test_collections_are_listed_and_described_and_those_that_were_not_named_not_
     assert {"name": "year", "type": "int64"} in found["filter_columns"]
 
 
-def test_every_document_is_read_by_its_id(
-    client,
-):
+def test_every_document_is_read_by_its_id(client):
     for row in stone_rows():
         found = client.get(f"/v1/collections/stones/documents/{row['id']}").json()
-        assert {key: found[key] for key in ("doc_id", "title", "text", "metadata")} == {
-            "doc_id": row["id"],
-            "title": row["title"],
-            "text": row["text"],
-            "metadata": {"tenant": row["tenant"], "year": row["year"]},
-        }
-
-
-def test_documents_of_odd_ids_are_read(tmp_path, serve, ingest):
-    doc_ids = [
-        "a/b",
-        "/lead",
-        "trail/",
-        "a//b",
-        "a?b#c&d=e",
-        "é 日本",
-        "100%",
-        "line\nbreak",
-        "end\n",
-        "a..b",
-        "'; --",
-        "x" * 1024,
-    ]
-    ingest(tmp_path / "root", "odd", [{"id": doc_id, "text": "granite slate"} for doc_id in doc_ids])
-    client = serve(ServeSettings(root=tmp_path / "root"))
-    found = [client.get(f"/v1/collections/odd/documents/{quote(doc_id, safe='')}") for doc_id in doc_ids]
-    assert [(response.status_code, response.json().get("doc_id")) for response in found] == [
-        (200, doc_id) for doc_id in doc_ids
-    ]
+        metadata = {"tenant": row["tenant"], "year": row["year"]}
+        expected = {"doc_id": row["id"], "title": row["title"], "text": row["text"], "metadata": metadata}
+        assert {name: found[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 5), (7, 11), (60, 1_000_000), (10_000, 5)])
 def test_stretch_of_a_document_is_the_slice_of_its_text(client, start, count):
     row = stone_rows()[7]
-    found = client.get(
-        f"/v1/collections/stones/documents/{row['id']}", params={"start_char": start, "max_characters": count}
-    ).json()
-    assert (
-        found["text"]
-        == row["text"][start : start + count]
-        == row["text"][found["start_char"] : found["end_char"]]
-    )
+    asked = {"start_char": start, "max_characters": count}
+    found = client.get(f"/v1/collections/stones/documents/{row['id']}", params=asked).json()
+    own = row["text"][found["start_char"] : found["end_char"]]
+    assert found["text"] == row["text"][start : start + count] == own
     assert found["num_characters"] == len(row["text"])
+    assert found["end_char"] <= len(row["text"])
 
 
 @pytest.mark.parametrize("doc_id", ["none", "stones", "stones/granite", "%00", "%ff", "x" * 1024])
 def test_unknown_document_is_not_found(client, doc_id):
     response = client.get(f"/v1/collections/stones/documents/{doc_id}")
-    assert (response.status_code, response.json()["type"]) == (404, "urn:problem-type:cairn:unknown-document")
+    assert problem(response) == (404, "unknown-document")
 
 
-def test_collection_that_came_later_is_served(
-    own_root,
-    serve,
-    ingest,
-):
+def test_collection_that_came_later_is_served(own_root, serve, ingest):
     client = serve(ServeSettings(root=own_root))
     assert client.get("/v1/collections/later").status_code == 404
     ingest(own_root, "later", stone_rows(3))

@@ -18,8 +18,8 @@ from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.serve import collections
 from cairn.pipeline.serve.settings import ServeSettings
 
-from tests.serve.conftest import stone_rows
-from tests.serve.test_collections import asked, damage
+from tests.serve.conftest import problem, stone_rows
+from tests.serve.test_collections import asked, damage, flip
 from tests.served_stones import wait_until
 
 
@@ -29,10 +29,18 @@ def nothing_is_looked_at_again_by_itself(monkeypatch):
     monkeypatch.setattr("cairn.pipeline.search.searcher.RETRY_SECONDS", 10_000.0)
 
 
-def hits(client):
+def answer(client):
     reply = client.post("/v1/collections/stones/search", json={"query": "slate", "top_k": 20})
     assert reply.status_code == 200, reply.text
-    return [hit["doc_id"] for hit in reply.json()["hits"]]
+    return reply.json()
+
+
+def hits(client):
+    return [hit["doc_id"] for hit in answer(client)["hits"]]
+
+
+def generation_of(client):
+    return answer(client)["generation"]
 
 
 def test_only_generation_damaged_while_or_before_it_is_served_costs_no_answer(own_root, serve):
@@ -56,12 +64,6 @@ def test_file_that_both_generations_share_costs_no_answer(own_root, serve, inges
     before = set(hits(client))
     damage(own_root, "stones", 2)
     assert set(hits(client)) == before
-
-
-def generation_of(client):
-    reply = client.post("/v1/collections/stones/search", json={"query": "slate"})
-    assert reply.status_code == 200, reply.text
-    return reply.json()["generation"]
 
 
 @pytest.mark.usefixtures("two_generations")
@@ -126,10 +128,7 @@ def test_collection_that_is_being_written_is_not_mended(own_root, serve):
 
 
 @pytest.fixture
-def two_generations(
-    own_root,
-    ingest,
-):
+def two_generations(own_root, ingest):
     """Publish a second generation of ``stones``, with files of its own."""
     ingest(own_root, "stones", stone_rows(version=2))
 
@@ -158,9 +157,7 @@ def test_token_vectors_that_both_generations_share_are_made_again(
     assert path.stat().st_nlink == 2
 
     def scores():
-        reply = client.post("/v1/collections/stones/search", json={"query": "slate", "top_k": 20})
-        assert reply.status_code == 200, reply.text
-        return [(hit["doc_id"], hit["score"]) for hit in reply.json()["hits"]]
+        return [(hit["doc_id"], hit["score"]) for hit in answer(client)["hits"]]
 
     client = serve(ServeSettings(root=root))
     before = scores()
@@ -183,13 +180,6 @@ def test_server_that_verifies_refuses_flipped_rows(own_root, serve):
 
 
 SEARCHES = 3
-
-
-def flip(path):
-    content = path.read_bytes()
-    with path.open("r+b") as file:
-        file.seek(len(content) // 2)
-        file.write(bytes([content[len(content) // 2] ^ 1]))
 
 
 def replace(path):
@@ -238,7 +228,7 @@ def test_server_is_not_ready_without_a_collection_it_was_started_for(own_root, s
     damage(own_root, "stones")
     assert serve(ServeSettings(root=own_root)).get("/readyz").status_code == 200
     response = serve(ServeSettings(root=own_root, collections=("stones", "pebbles"))).get("/readyz")
-    assert (response.status_code, response.json()["type"]) == (503, "urn:problem-type:cairn:not-ready")
+    assert problem(response) == (503, "not-ready")
     assert response.json()["detail"] == "1 of 2 collection(s) cannot be served; the server's log says more"
 
 
@@ -246,13 +236,12 @@ def test_removed_collection_is_missed_by_a_server_that_was_started_for_it(own_ro
     of_all = serve(ServeSettings(root=own_root))
     of_both = serve(ServeSettings(root=own_root, collections=("stones", "pebbles")))
     shutil.rmtree(own_root / "stones")
-    assert of_all.get("/readyz").json() == {"status": "ready"}
-    assert of_both.get("/readyz").status_code == 503
-    for client in (of_all, of_both):
-        assert [asked(client, "stones") for _ in range(2)] == [(404, "unknown-collection")] * 2
-        assert asked(client, "pebbles") == (200, "")
-    assert of_all.get("/readyz").json() == {"status": "ready"}
-    assert of_both.get("/readyz").status_code == 503
+    for _ in range(2):
+        assert of_all.get("/readyz").json() == {"status": "ready"}
+        assert of_both.get("/readyz").status_code == 503
+        for client in (of_all, of_both):
+            assert [asked(client, "stones") for _ in range(2)] == [(404, "unknown-collection")] * 2
+            assert asked(client, "pebbles") == (200, "")
 
 
 def test_ready_server_no_longer_collects_what_it_was_started_with(own_root, serve):

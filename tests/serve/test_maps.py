@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ from cairn.pipeline.serve.corpus_map import (
 from cairn.pipeline.serve.problems import ProblemError
 from cairn.pipeline.serve.settings import ServeSettings
 
-from tests.serve.conftest import stone_rows
+from tests.serve.conftest import drawn, stone_rows
 
 
 def groups(count, each, dim=16, seed=0):
@@ -125,26 +124,23 @@ TWICE = ["turtle rawturtle turtles", "turtle rawturtle pen", "logger logging han
 MILLS = ["Die Mühle und der Fluss", "Die Mühle und das Rad", "Der Stein", "Der Stein"]
 
 
+ALIKE = ["mill stone river", "mill stone river hill"]
+
+
 @pytest.mark.parametrize(
-    ("texts", "clusters", "names"),
+    ("texts", "clusters", "languages", "names"),
     [
-        ([*RIVERS, None, "The 7 of 12"], [0, 0, 1, 1, 2, 2], {0: "path stone", 1: "river mill", 2: ""}),
-        (WALKS, [0, 0, 1, 1], {0: "path walk", 1: "uphill path"}),
-        (["mill", "mill"], [0, 1], {0: "mill", 1: "mill"}),
-        (TWICE, [4, 4, 9, 9], {4: "rawturtle pen", 9: "logger handler"}),
+        ([*RIVERS, None, "The 7 of 12"], [0, 0, 1, 1, 2, 2], (), {0: "path stone", 1: "river mill", 2: ""}),
+        (WALKS, [0, 0, 1, 1], (), {0: "path walk", 1: "uphill path"}),
+        (["mill", "mill"], [0, 1], (), {0: "mill", 1: "mill"}),
+        (TWICE, [4, 4, 9, 9], (), {4: "rawturtle pen", 9: "logger handler"}),
+        (ALIKE, [0, 1], (), {0: "mill river", 1: "hill mill"}),
+        (MILLS, [0, 0, 1, 1], ("de",), {0: "mühle fluss", 1: "stein"}),
     ],
-    ids=["telling words", "no function words", "what there is", "nothing twice"],
+    ids=["telling words", "no function words", "what there is", "nothing twice", "alike", "German"],
 )
-def test_clusters_are_named_by_words_that_tell_them_apart(texts, clusters, names):
-    assert name_clusters(texts, np.array(clusters, np.int32)) == names
-
-
-def test_names_of_clusters_differ_and_have_no_function_word_of_their_language():
-    alike = name_clusters(["mill stone river", "mill stone river hill"], np.array([0, 1], np.int32))
-    assert len({*alike.values()}) == 2
-    german = name_clusters(MILLS, np.array([0, 0, 1, 1], np.int32), ("de",))
-    assert german[0].split()[0] == "mühle"
-    assert not {"die", "und", "der", "das"} & set(" ".join(german.values()).split())
+def test_clusters_are_named_by_words_that_tell_them_apart(texts, clusters, languages, names):
+    assert name_clusters(texts, np.array(clusters, np.int32), languages) == names
 
 
 def test_documents_without_title_are_known_by_how_some_of_their_texts_begin(served_root):
@@ -224,7 +220,9 @@ async def test_only_the_newest_of_generations_that_follow_one_another_is_compute
 
 
 @pytest.mark.anyio
-async def test_other_generations_and_too_many_go(monkeypatch):
+async def test_other_generations_and_too_many_go_and_more_than_can_be_computed_are_told_to_try_again(
+    monkeypatch,
+):
     monkeypatch.setattr(corpus_map, "MAX_ENTRIES", 3)
     made: list[str] = []
     kept = MapCache()
@@ -233,47 +231,20 @@ async def test_other_generations_and_too_many_go(monkeypatch):
         await kept.get(each, lambda step=step: made.append(str(step)))
     await kept.get(key("c"), lambda: made.append("again"))
     assert made == ["0", "1", "2", "3", "4", "5", "6"]
-
-
-@pytest.mark.anyio
-async def test_more_than_can_be_computed_are_told_to_try_again(monkeypatch):
     monkeypatch.setattr(corpus_map, "MAX_PENDING", 2)
     release = threading.Event()
-    kept = MapCache()
-    for collection in "ab":
-        assert await kept.get(key(collection), lambda: release.wait(), 0.0) is None
+    for collection in "xy":
+        assert await kept.get(key(collection), lambda: release.wait(300), 0.0) is None
     with pytest.raises(ProblemError, match="too many maps"):
-        await kept.get(key("c"), lambda: True, 0.0)
+        await kept.get(key("z"), lambda: True, 0.0)
     release.set()
 
 
-OWN = {"type": "eq", "key": "tenant", "value": "acme"}
-
-
-@pytest.fixture
-def tenant(served_root, serve, tmp_path):
-    """A client whose key sees acme's documents: those of odd numbers."""
-    settings = ServeSettings(root=served_root, keys_file=tmp_path / "keys.json")
-    return serve(settings, key={"restriction": OWN})
-
-
-def drawn(client, path, **params):
-    """Ask until the map is drawn."""
-    while (reply := client.get(f"/v1/collections/stones/{path}", params=params).json())[
-        "status"
-    ] == "drawing":
-        time.sleep(0.05)
-    return reply
-
-
-def test_map_has_every_document_once(
-    client,
-):
+def test_map_has_every_document_once(client):
     reply = drawn(client, "map")
     points = reply["points"]
-    assert sorted(zip(points["doc_id"], points["title"], strict=True)) == sorted(
-        (row["id"], row["title"]) for row in stone_rows()
-    )
+    shown = zip(points["doc_id"], points["title"], strict=True)
+    assert sorted(shown) == sorted((row["id"], row["title"]) for row in stone_rows())
     assert {len(column) for column in points.values()} == {20} == {reply["documents"]}
     assert all(-1 <= value <= 1 for value in points["x"] + points["y"])
     assert sorted(set(points["cluster"])) == [cluster["cluster"] for cluster in reply["clusters"]]
@@ -294,23 +265,19 @@ async def never_ready(*_):
     """Stand for a drawing that is not there yet."""
 
 
-def test_documents_stand_where_the_map_has_them(client):
-    points = drawn(client, "map")["points"]
+def test_documents_stand_where_the_map_has_them_and_others_are_placed(own_client, monkeypatch):
+    points = drawn(own_client, "map")["points"]
     wanted = [points["doc_id"][7], "nobody", points["doc_id"][3]]
-    found = drawn(client, "map/places", doc_id=wanted)["points"]
+    found = drawn(own_client, "map/places", doc_id=wanted)["points"]
     for doc_id in (wanted[0], wanted[2]):
         here, there = found["doc_id"].index(doc_id), points["doc_id"].index(doc_id)
         assert [found[name][here] for name in found] == [points[name][there] for name in points]
     assert len(found["doc_id"]) == 2
-
-
-def test_document_that_is_not_on_the_map_is_placed(own_client, monkeypatch):
     monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_DOCUMENTS", 10)
+    own_client.app.state.server.maps = MapCache()
     shown = drawn(own_client, "map")
     assert (len(shown["points"]["doc_id"]), shown["documents"]) == (10, 20)
-    missing = next(
-        f"stones/basalt/{n}" for n in (1, 11) if f"stones/basalt/{n}" not in shown["points"]["doc_id"]
-    )
+    missing = next(each for each in points["doc_id"] if each not in shown["points"]["doc_id"])
     placed = drawn(own_client, "map/places", doc_id=missing)["points"]
     assert placed["doc_id"] == [missing]
     assert -1 <= placed["x"][0] <= 1
@@ -353,41 +320,22 @@ def test_health_that_meets_damage_is_that_of_the_generation_before_and_holds_up_
     assert (found["generation"], found["documents"], found["is_outdated"]) == (1, 20, True)
 
 
-def test_health_is_what_the_generation_holds(client, served_root):
-    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
-    manifest = generation.manifest
-    found = client.get("/v1/collections/stones/health").json()
-    figures = ("generation", "created_at", "documents", "chunks", "tokens", "vector_dim", "context_documents")
-    assert {name: found[name] for name in figures} == {name: getattr(manifest, name) for name in figures}
-    sizes = np.bincount(generation.cluster_ids, minlength=len(manifest.context_cluster_sizes)).tolist()
-    expected = measure_drift(manifest.context_cluster_sizes, sizes, manifest.documents_at_context)
-    told = found["drift"]["verdict"], found["drift"]["total_variation"]
-    assert told == (expected.verdict, expected.total_variation)
-
-
-def test_drift_is_seen_after_an_ingest_that_moved_the_corpus(
-    own_root,
-    serve,
-    ingest,
+def test_health_is_what_the_generation_holds_with_the_drift_of_an_ingest_that_moved_the_corpus(
+    own_root, serve, ingest
 ):
-    ingest(
-        own_root,
-        "stones",
-        [*stone_rows(), *({"id": f"new/{n}", "text": f"chert number {n}"} for n in range(30))],
-    )
-    found = serve(ServeSettings(root=own_root)).get("/v1/collections/stones/health").json()
-    assert (found["generation"], found["drift"]["verdict"]) == (2, "re-contextualise")
-    assert found["drift"]["added_share"] == pytest.approx(0.6)
-
-
-def test_key_sees_its_own_documents_on_the_map_and_in_the_figures(tenant, client):
-    points = drawn(tenant, "map")["points"]
-    assert len(points["doc_id"]) == 10
-    assert {int(doc_id.rpartition("/")[2]) % 2 for doc_id in points["doc_id"]} == {1}
-    assert drawn(tenant, "map/places", doc_id=["stones/granite/0", "stones/basalt/1"])["points"][
-        "doc_id"
-    ] == ["stones/basalt/1"]
-    own, whole = (each.get("/v1/collections/stones/health").json() for each in (tenant, client))
-    assert (own["documents"], own["drift"]) == (10, None)
-    assert 0 < own["chunks"] < whole["chunks"]
-    assert 0 < own["tokens"] < whole["tokens"]
+    client = serve(ServeSettings(root=own_root))
+    moved = [*stone_rows(), *({"id": f"new/{n}", "text": f"chert number {n}"} for n in range(30))]
+    for verdict, added in (("none", 0.0), ("re-contextualise", 0.6)):
+        generation = open_generation(CollectionLayout(own_root, "stones"), checks=SIZES)
+        manifest = generation.manifest
+        found = client.get("/v1/collections/stones/health").json()
+        figures = ("generation", "created_at", "documents", "chunks", "tokens", "vector_dim")
+        figures += ("context_documents",)
+        assert {name: found[name] for name in figures} == {name: getattr(manifest, name) for name in figures}
+        sizes = np.bincount(generation.cluster_ids, minlength=len(manifest.context_cluster_sizes)).tolist()
+        expected = measure_drift(manifest.context_cluster_sizes, sizes, manifest.documents_at_context)
+        assert found["drift"]["total_variation"] == expected.total_variation
+        assert found["drift"]["verdict"] == expected.verdict == verdict
+        assert found["drift"]["added_share"] == pytest.approx(added)
+        if not added:
+            ingest(own_root, "stones", moved)

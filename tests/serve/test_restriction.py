@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import secrets
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,10 +13,11 @@ from cairn.pipeline.serve.settings import ServeSettings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.serve.conftest import starter, stone_rows
+from tests.serve.conftest import drawn, problem, starter, stone_rows
 
 OWN = {"type": "eq", "key": "tenant", "value": "acme"}
-SEARCH = "/v1/collections/stones/search"
+STONES, STORE = "/v1/collections/stones", "/v1/vector_stores/stones"
+SEARCH = f"{STONES}/search"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,18 @@ def tenant(served_root, tmp_path_factory):
         yield start(ServeSettings(root=served_root, keys_file=keys), key={"restriction": OWN})
 
 
-LOOKED_AT = ("/documents/stones/granite/0", "/map", "/map/places?doc_id=a", "/health")
+@pytest.fixture(scope="module", params=["key", "principal"])
+def reader(request, tenant, served_root, tmp_path_factory):
+    """A client that sees acme's documents by its key, or as a reader for whom its key asks."""
+    if request.param == "key":
+        yield tenant
+        return
+    keys = tmp_path_factory.mktemp("keys") / "keys.json"
+    settings = ServeSettings(root=served_root, keys_file=keys, readers_column="tenant")
+    with starter() as start:
+        client = start(settings, key={"scopes": ("search", "principal")})
+        client.headers["X-Cairn-Principal"] = "nobody, acme"
+        yield client
 
 
 def is_own(doc_id):
@@ -43,36 +54,27 @@ values = (
     | st.text(max_size=8)
     | st.integers()
 )
-nulls = st.builds(lambda t, k: {"type": t, "key": k}, st.sampled_from(["is_null", "is_not_null"]), keys)
-columns = st.dictionaries(
-    keys, values | st.none() | st.lists(values, min_size=1, max_size=3), min_size=1, max_size=3
-)
+lists = st.lists(values, min_size=1, max_size=4)
+
+
+def leaf(kinds, key, **value):
+    """Return comparisons of these kinds."""
+    return st.fixed_dictionaries({"type": st.sampled_from(kinds), "key": key, **value})
+
+
 leaves = st.one_of(
-    nulls,
-    columns,
-    st.builds(
-        lambda t, k, v: {"type": t, "key": k, "value": v},
-        st.sampled_from(["eq", "ne", "gt", "gte", "lt", "lte", "contains"]),
-        keys,
-        values,
-    ),
-    st.builds(
-        lambda t, k, v: {"type": t, "key": k, "value": v},
-        st.sampled_from(["in", "nin"]),
-        keys,
-        st.lists(values, min_size=1, max_size=4),
-    ),
+    leaf(["is_null", "is_not_null"], keys),
+    leaf(["eq", "ne", "gt", "gte", "lt", "lte", "contains"], keys, value=values),
+    leaf(["in", "nin"], keys, value=lists),
+    st.dictionaries(keys, values | st.none() | lists, min_size=1, max_size=3),
 )
+tenants, years = st.just("tenant"), st.just("year")
 likely = st.one_of(
     st.sampled_from(["acme", "zenith", ["acme", "zenith"], None]).map(lambda value: {"tenant": value}),
-    st.just({"type": "contains", "key": "tenant", "value": "e"}),
-    st.sampled_from(["is_null", "is_not_null"]).map(lambda t: {"type": t, "key": "year"}),
-    st.sampled_from(["eq", "ne"]).flatmap(
-        lambda t: st.sampled_from(["acme", "zenith"]).map(lambda v: {"type": t, "key": "tenant", "value": v})
-    ),
-    st.sampled_from(["gte", "lt"]).flatmap(
-        lambda t: st.integers(1999, 2020).map(lambda v: {"type": t, "key": "year", "value": v})
-    ),
+    leaf(["contains"], tenants, value=st.just("e")),
+    leaf(["is_null", "is_not_null"], years),
+    leaf(["eq", "ne"], tenants, value=st.sampled_from(["acme", "zenith"])),
+    leaf(["gte", "lt"], years, value=st.integers(1999, 2020)),
 )
 trees = st.lists(likely, min_size=1, max_size=3)
 filters = st.recursive(
@@ -97,49 +99,70 @@ filters = st.recursive(
     ),
 )
 def test_no_search_finds_another_tenants_document(tenant, filters, hybrid, granularity, query, chosen):
-    body = {
-        "query": query,
-        "top_k": 200,
-        "hybrid": hybrid,
-        "granularity": granularity,
-        "filters": filters,
-        "passages": 1,
-        **chosen,
-    }
+    options = {"hybrid": hybrid, "granularity": granularity, "passages": 1, **chosen}
+    body = {"query": query, "top_k": 200, "filters": filters, **options}
     response = tenant.post(SEARCH, json=body)
     assert response.status_code in (200, 422), response.text
     found = [hit["doc_id"] for hit in response.json().get("hits", [])]
     assert all(map(is_own, found))
     if filters is None:
         assert len(found) == 10
+    body = {"query": [query, "zenith"], "filters": filters, "max_num_results": 50}
+    stored = tenant.post("/v1/vector_stores/stones/search", json=body)
+    assert stored.status_code in (200, 422), stored.text
+    assert all(is_own(result["file_id"]) for result in stored.json().get("data", []))
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(filters=st.none() | likely)
-def test_no_openai_search_finds_another_tenants_document(tenant, filters):
-    response = tenant.post(
-        "/v1/vector_stores/stones/search",
-        json={"query": ["granite", "zenith"], "filters": filters, "max_num_results": 50},
-    )
-    assert response.status_code == 200
-    assert all(is_own(result["file_id"]) for result in response.json()["data"])
+def test_reader_sees_its_own_documents_alone_over_every_address(reader, client):
+    def post(path, status=200, **body):
+        response = reader.post(path, json=body)
+        assert response.status_code == status, response.text
+        return response.json()
 
-
-def test_pages_stay_within_the_restriction_and_documents_of_others_are_not_found_by_id(tenant):
-    cursor, found = "*", []
+    own = {row["id"] for row in stone_rows() if is_own(row["id"])}
+    assert {hit["doc_id"] for hit in post(SEARCH, query="granite", top_k=200)["hits"]} == own
+    assert post(SEARCH, query="granite", filters={"tenant": "zenith"})["hits"] == []
+    cursor, paged = "*", []
     while cursor:
-        answer = tenant.post(SEARCH, json={"query": "granite", "top_k": 3, "cursor": cursor}).json()
-        found += [hit["doc_id"] for hit in answer["hits"]]
+        answer = post(SEARCH, query="granite", top_k=3, cursor=cursor)
+        paged += [hit["doc_id"] for hit in answer["hits"]]
         cursor = answer["next_cursor"]
-    assert len(set(found)) == 10
-    assert all(map(is_own, found))
+    assert sorted(paged) == sorted(own)
+    listed = post(f"{STONES}/documents/list", limit=1_000)
+    assert {each["doc_id"] for each in listed["documents"]} == own
+    assert post(f"{STONES}/count")["documents"] == listed["total"] == 10
+    (tenants,) = post(f"{STONES}/facets", columns=["tenant"])["columns"]
+    assert tenants["values"] == [{"value": "acme", "documents": 10}]
     for row in stone_rows():
-        response = tenant.get(f"/v1/collections/stones/documents/{row['id']}")
-        assert response.status_code == (200 if is_own(row["id"]) else 404)
-        lineage = tenant.get(f"/v1/collections/stones/lineage/{row['id']}").json()
-        assert lineage.get("context_documents") is None
-        if not is_own(row["id"]):
-            assert response.json()["type"].endswith(":unknown-document")
+        document, lineage, file = (
+            reader.get(f"{path}/{row['id']}")
+            for path in (f"{STONES}/documents", f"{STONES}/lineage", f"{STORE}/files")
+        )
+        found = {reply.status_code for reply in (document, lineage, file)}
+        assert found == ({200} if is_own(row["id"]) else {404})
+        assert lineage.json().get("context_documents") is None
+        assert is_own(row["id"]) or document.json()["type"].endswith(":unknown-document")
+    stored = post(f"{STORE}/search", query="slate", max_num_results=50)["data"]
+    assert stored
+    assert {each["file_id"] for each in stored} <= own
+    files = reader.get(f"{STORE}/files", params={"limit": 100}).json()["data"]
+    assert {each["id"] for each in files} == own
+    assert reader.get(STORE).json()["file_counts"]["total"] == 10
+    assert reader.get(f"{STORE}/files", params={"after": "stones/granite/0"}).status_code == 422
+    points = drawn(reader, "map")["points"]
+    assert {*points["doc_id"]} == own
+    placed = drawn(reader, "map/places", doc_id=["stones/granite/0", "stones/basalt/1"])["points"]
+    assert placed["doc_id"] == ["stones/basalt/1"]
+    mine, whole = (each.get(f"{STONES}/health").json() for each in (reader, client))
+    assert (mine["documents"], mine["drift"], reader.get(STONES).json()["documents"]) == (10, None, 10)
+    assert 0 < mine["chunks"] < whole["chunks"]
+    assert 0 < mine["tokens"] < whole["tokens"]
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    asked = {"query": "stone", "top_k": 50, "collection": "stones"}
+    told = post("/mcp", **message, params={"name": "search", "arguments": asked})["result"]
+    assert {each["doc_id"] for each in told["structuredContent"]["documents"]} <= own
+    asked = {"doc_id": "stones/granite/0", "collection": "stones"}
+    assert post("/mcp", **message, params={"name": "get_document", "arguments": asked})["result"]["isError"]
 
 
 def matches(row, tree):
@@ -181,33 +204,6 @@ def test_figures_are_of_what_any_restriction_lets_through(tenant, restriction):
     assert {(each["documents"], each["chunks"]) for each in asked("")["collections"]} == {(None, None)}
 
 
-def test_nothing_that_is_counted_depends_on_documents_the_key_does_not_see(tmp_path, serve, ingest):
-    own = [row for row in stone_rows() if row["tenant"] == "acme"]
-    others = [
-        {
-            "id": f"other/{n}",
-            "title": "Zinc",
-            "text": "zinc and lead " * (n + 1),
-            "tenant": "zenith",
-            "year": 1990,
-        }
-        for n in range(25)
-    ]
-    seen: list[Any] = []
-    for name, rows in (("few", [*own, others[0]]), ("many", [*others, *own])):
-        ingest(tmp_path / name, "stones", rows)
-        client = serve(ServeSettings(root=tmp_path / name), key={"restriction": OWN})
-        replies = [
-            client.get(f"/v1/collections{path}").json()
-            for path in ("", "/stones", "/stones/health", "/stones/map")
-        ]
-        # When it was published, and the numbers of the clusters, which are the collection's.
-        hidden = ("created_at", "points", "clusters", "status", "progress")
-        seen.append([{key: value for key, value in reply.items() if key not in hidden} for reply in replies])
-    assert seen[0] == seen[1]
-    assert seen[0][2]["documents"] == 10
-
-
 @pytest.mark.parametrize("bounds", [{"restriction": OWN}, {"collections": ("stones",)}])
 def test_figures_of_the_whole_server_are_not_for_a_key_that_is_bound(served_root, serve, tmp_path, bounds):
     """Such keys are not made any more, but there may be some."""
@@ -240,12 +236,11 @@ def test_restriction_that_does_not_fit_answers_nothing(served_root, serve, tmp_p
     client = serve(settings, key={"restriction": restriction})
     replies = [
         client.post(SEARCH, json={"query": "slate"}),
-        client.post("/v1/vector_stores/stones/search", json={"query": "slate"}),
-        *(client.get(f"/v1/collections/stones{path}") for path in ("", *LOOKED_AT)),
+        client.post(f"{STORE}/search", json={"query": "slate"}),
+        *(client.get(f"{STONES}{path}") for path in ("", "/documents/stones/granite/0", "/map", "/health")),
+        client.get(f"{STONES}/map/places?doc_id=a"),
     ]
-    assert {(reply.status_code, reply.json()["type"].rpartition(":")[2]) for reply in replies} == {
-        (403, "restriction-unusable")
-    }
+    assert {problem(reply) for reply in replies} == {(403, "restriction-unusable")}
 
 
 def test_click_on_a_document_that_the_key_does_not_see_is_refused_and_not_logged(served_root, tmp_path):

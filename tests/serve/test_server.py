@@ -27,9 +27,10 @@ def test_own_addresses_need_no_key(tmp_path, host):
     require_key(ServeSettings(root=tmp_path, host=host))
 
 
-@pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "192.168.1.5", "10.0.0.1", "search.example", "localhost.example", "", "fe80::1"]
-)
+BEYOND = ["0.0.0.0", "::", "192.168.1.5", "10.0.0.1", "search.example", "localhost.example", "", "fe80::1"]
+
+
+@pytest.mark.parametrize("host", BEYOND)
 def test_address_beyond_this_machine_needs_a_key(tmp_path, host):
     settings = ServeSettings(root=tmp_path, host=host)
     with pytest.raises(ConfigError, match="cairn keys create NAME --root"):
@@ -52,27 +53,15 @@ def test_lost_file_of_keys_opens_no_server(tmp_path):
     require_key(settings)
 
 
-def test_port_that_is_taken_or_a_host_that_does_not_resolve_is_one_sentence(tmp_path):
+def test_port_that_is_free_is_bound_and_holds_no_answer_back_and_another_is_one_sentence(tmp_path):
     with bind(ServeSettings(root=tmp_path, port=0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StorageError, match=f"port {port} of 127.0.0.1 cannot be listened on"):
             bind(ServeSettings(root=tmp_path, port=port)).close()
+        with socket.create_connection(taken.getsockname()[:2]), taken.accept()[0] as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     with pytest.raises(StorageError, match=r"no-such-host\.invalid cannot be listened on"):
         bind(ServeSettings(root=tmp_path, host="no-such-host.invalid", port=0))
-
-
-def test_answers_are_not_held_back_for_more_to_send(tmp_path):
-    with (
-        bind(ServeSettings(root=tmp_path, port=0)) as listener,
-        socket.create_connection(listener.getsockname()[:2]),
-        listener.accept()[0] as connection,
-    ):
-        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_rerank_model_that_is_not_there_is_told_before_anything_is_served(tmp_path):
-    with pytest.raises(ConfigError, match="cairn models get cross-encoder/none"):
-        run_server(ServeSettings(root=tmp_path, port=0, rerank_model="cross-encoder/none"), pytest.fail)
 
 
 def test_sixth_version_is_bound(tmp_path):
@@ -80,6 +69,11 @@ def test_sixth_version_is_bound(tmp_path):
         pytest.skip("this machine has no IPv6")
     with bind(ServeSettings(root=tmp_path, host="::1", port=0)) as listener:
         assert listener.family == socket.AF_INET6
+
+
+def test_rerank_model_that_is_not_there_is_told_before_anything_is_served(tmp_path):
+    with pytest.raises(ConfigError, match="cairn models get cross-encoder/none"):
+        run_server(ServeSettings(root=tmp_path, port=0, rerank_model="cross-encoder/none"), pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +96,7 @@ def test_settings_out_of_bounds_are_refused(tmp_path, wrong):
 
 
 HEAD = b"GET /v1/collections HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+OK = b"HTTP/1.1 200 OK"
 ASKED = HEAD.replace(b"Connection: close\r\n", b"")
 
 
@@ -140,7 +135,7 @@ def test_connection_that_asks_nothing_more_is_closed(serve_real, monkeypatch):
     monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 1)
     idle = serve_real()()
     idle.sendall(HEAD.replace(b"Connection: close", b"Content-Length: 9") + b"a")
-    assert answered(idle).count(b"HTTP/1.1 200 OK") == 1
+    assert answered(idle).count(OK) == 1
 
 
 def test_request_that_came_in_time_may_take_long_to_answer(serve_real, monkeypatch):
@@ -189,14 +184,13 @@ def test_too_many_connections_keep_no_health_check_out(connect):
     idle = [connect(), connect()]
     refused, health = connect(), connect()
     health.sendall(HEAD.replace(b"/v1/collections", b"/healthz"))
-    assert b"HTTP/1.1 200 OK" in answered(health)
+    assert OK in answered(health)
     refused.sendall(ASKED)
     head, _, body = answered(refused).partition(b"\r\n\r\n")
     assert b"HTTP/1.1 503" in head
     assert b"retry-after: 1" in head.lower()
     assert json.loads(body)["type"] == "urn:problem-type:cairn:overloaded"
-    idle[0].sendall(HEAD)
-    assert b"HTTP/1.1 200 OK" in answered(idle[0])
+    assert OK in sent(idle[0], HEAD)
 
 
 @pytest.mark.parametrize(
@@ -252,28 +246,23 @@ def connect(serve_real, monkeypatch):
     return serve_real(max_requests=1)
 
 
-def test_new_connection_takes_the_place_of_the_idlest(connect):
+def sent(connection, head):
+    """Send a request and return its answer whole."""
+    connection.sendall(head)
+    return answer(connection)
+
+
+def test_new_connection_takes_the_place_of_the_idlest_or_of_one_that_never_asked(connect, monkeypatch):
     idle = [connect(), connect()]
     for connection in idle:
-        connection.sendall(ASKED)
-        assert answer(connection).startswith(b"HTTP/1.1 200 OK")
-    new = connect()
-    new.sendall(HEAD)
-    assert answer(new).startswith(b"HTTP/1.1 200 OK")
+        assert sent(connection, ASKED).startswith(OK)
+    assert sent(connect(), HEAD).startswith(OK)
     assert idle[0].recv(1 << 16) == b""
-    idle[1].sendall(HEAD)
-    assert answer(idle[1]).startswith(b"HTTP/1.1 200 OK")
-
-
-def test_new_connection_takes_the_place_of_one_that_never_asked(connect, monkeypatch):
+    assert sent(idle[1], HEAD).startswith(OK)
     silent = [connect(), connect()]
-    early = connect()
-    early.sendall(HEAD)
-    assert answer(early).startswith(b"HTTP/1.1 503 ")
+    assert sent(connect(), HEAD).startswith(b"HTTP/1.1 503 ")
     monkeypatch.setattr(server, "FIRST_REQUEST_SECONDS", 0.0)
-    new = connect()
-    new.sendall(HEAD)
-    assert answer(new).startswith(b"HTTP/1.1 200 OK")
+    assert sent(connect(), HEAD).startswith(OK)
     assert silent[0].recv(1 << 16) == b""
 
 

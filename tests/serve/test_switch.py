@@ -28,14 +28,6 @@ def answering(client, name="stones"):
     return "pebbles" if len(answer.json()["hits"]) == 4 else "stones"
 
 
-def test_switched_name_is_searched_in_its_target_and_back(own_root):
-    assert switch(own_root, "stones", "pebbles") == Alias(to="pebbles", before="stones")
-    assert len(open_collection("stones", root=own_root).documents) == 4
-    assert switch(own_root, "stones", None) == Alias(to="stones", before="pebbles")
-    assert len(open_collection("stones", root=own_root).documents) == 20
-    assert switch(own_root, "stones", None) == Alias(to="pebbles", before="stones")
-
-
 def test_name_is_switched_to_whole_collections_only(own_root):
     switch(own_root, "rocks", "stones")
     with pytest.raises(ConfigError, match="answers from 'stones'; name that one"):
@@ -54,9 +46,8 @@ def test_name_is_switched_to_whole_collections_only(own_root):
     assert target_of(own_root, "rocks") == "stones"
 
 
-def test_name_without_a_collection_before_cannot_go_back(own_root, capsys):
-    assert run(cairn, ["switch", "rocks", "stones", "--root", str(own_root)], "cairn") == 0
-    assert capsys.readouterr().out == "rocks answers from stones; before from none\n"
+def test_name_without_a_collection_before_cannot_go_back(own_root):
+    switch(own_root, "rocks", "stones")
     with pytest.raises(ConfigError, match="'rocks' must have answered from a collection before, got none"):
         switch(own_root, "rocks", None)
     assert target_of(own_root, "rocks") == "stones"
@@ -130,20 +121,23 @@ def test_target_that_is_gone_leaves_the_collection_before(own_root, serve):
     wait_until(lambda: answering(client) == "pebbles")
 
 
-def test_switch_verb_moves_lists_and_goes_back(own_root, capsys):
+def test_switch_verb_moves_lists_and_goes_back_and_searches_follow(own_root, capsys):
     def call(*arguments):
         code = run(cairn, ["switch", *arguments, "--root", str(own_root)], "cairn")
         return code, capsys.readouterr().out.strip()
 
     assert call() == (0, f"no switched names under {own_root}")
+    assert call("rocks", "stones") == (0, "rocks answers from stones; before from none")
+    (own_root / ALIASES_NAME).unlink()
     assert call("stones", "pebbles") == (0, "stones answers from pebbles; before from stones")
+    assert len(open_collection("stones", root=own_root).documents) == 4
     assert call("--json") == (0, json.dumps({"stones": {"to": "pebbles", "before": "stones"}}))
     assert "stones  pebbles" in call()[1]
-    assert call("stones", "--back", "--json") == (
-        0,
-        json.dumps({"name": "stones", "to": "stones", "before": "pebbles"}),
-    )
+    back = {"name": "stones", "to": "stones", "before": "pebbles"}
+    assert call("stones", "--back", "--json") == (0, json.dumps(back))
+    assert len(open_collection("stones", root=own_root).documents) == 20
     assert call("stones")[0] == call("stones", "pebbles", "--back")[0] == 2
+    assert switch(own_root, "stones", None) == Alias(to="pebbles", before="stones")
 
 
 def test_ingest_into_a_switched_name_says_where_its_documents_are_not(own_root, ingest, caplog):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,16 @@ ROWS = [
 ]  # fmt: skip
 
 
+def answer_of(*hits, **changed):
+    """Return an answer as the API gives it."""
+    return {"query": "x", "generation": 1, "hits": [*hits], "warnings": [], "next_cursor": None, **changed}
+
+
+def give(tab, pattern, reply):
+    """Let requests of a tab that match a pattern be answered with this."""
+    tab.route(pattern, lambda route: route.fulfill(json=reply))
+
+
 class Held:
     """The requests of a tab that match a pattern, held back until they are let go."""
 
@@ -55,7 +66,9 @@ class Held:
 
     def first(self):
         """Wait for a request and give its route."""
+        ends = time.monotonic() + PATIENCE_MILLISECONDS / 1000
         while not self._routes:
+            assert time.monotonic() < ends, "it was never asked"
             self._tab.wait_for_timeout(10)
         return self._routes.pop(0)
 
@@ -73,12 +86,6 @@ def rows():
 def evil():
     """An id, a title and a part of a text that would be markup."""
     return EVIL
-
-
-@pytest.fixture(scope="session")
-def patience_milliseconds():
-    """Milliseconds to wait for what a busy machine will show at last."""
-    return PATIENCE_MILLISECONDS
 
 
 @pytest.fixture(scope="session")

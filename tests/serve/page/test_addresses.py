@@ -8,6 +8,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
+from tests.serve.page.conftest import answer_of, give
+
 pytestmark = pytest.mark.xdist_group("page")
 
 ACME = {"type": "eq", "key": "tenant", "value": "acme"}
@@ -27,21 +29,17 @@ def go_to(tab, number, **state):
 
 
 @pytest.mark.slow
-def test_unknown_granularity_is_both(visit):
-    tab = visit(address(collection="stones", q="basalt", granularity="zzz"))
-    tab.locator(".hit h2", has_text="Basalt").first.wait_for()
-    assert tab.locator("[name=granularity]:checked").get_attribute("value") == "both"
-
-
-@pytest.mark.slow
-def test_collection_that_is_not_there_is_said_and_another_one_can_be_chosen(visit):
-    tab = visit(address(collection="nope", q="basalt"))
+def test_collection_that_is_not_there_is_said_another_one_chosen_and_unknown_granularity_is_both(
+    visit,
+):
+    tab = visit(address(collection="nope", q="basalt", granularity="zzz"))
     tab.locator("#notice p", has_text="The collection “nope” is not here: choose another one.").wait_for()
     assert tab.locator(".hit").count() == 0
     assert "collection=nope" in tab.url
     tab.select_option("#collection", "stones")
     tab.locator(".hit h2", has_text="Basalt").first.wait_for()
     tab.locator("#notice").wait_for(state="hidden")
+    assert tab.locator("[name=granularity]:checked").get_attribute("value") == "both"
 
 
 @pytest.mark.slow
@@ -68,17 +66,21 @@ def test_filters_that_cannot_be_shown_are_said_and_nothing_is_asked_without_them
 
 
 @pytest.mark.slow
-def test_filters_that_mean_what_the_rows_mean_are_asked(visit):
+def test_filters_that_mean_what_the_rows_mean_are_asked_joined_as_they_say_whatever_was_before(visit):
+    some = {"type": "in", "key": "year", "value": [2001, 2003]}
+    rough = {"type": "eq", "key": "polished", "value": False}
     cases = [
         ({"value": "acme", "key": "tenant", "type": "eq"}, ACME),
         ({"type": "and", "filters": [ACME]}, ACME),
         ({"filters": [ACME, LATE], "type": "or"}, {"type": "or", "filters": [ACME, LATE]}),
-        (
-            {"type": "in", "key": "year", "value": [2001, 2003]},
-            {"type": "in", "key": "year", "value": [2001, 2003]},
-        ),
+        (some, some),
+        *[({"type": join, "filters": [rough, LATE]},) * 2 for join in ("and", "or", "and")],
     ]
     tab = visit("")
+    reply = tab.request.get("/v1/collections/stones").json()
+    described = {**reply, "filter_columns": [*reply["filter_columns"], {"name": "polished", "type": "bool"}]}
+    give(tab, "**/collections/stones", described)
+    give(tab, "**/search", answer_of())
     for number, (tree, meant) in enumerate(cases):
         with tab.expect_request(lambda request: request.url.endswith("/search")) as request:
             go_to(tab, number, collection="stones", q="basalt", filters=json.dumps(tree))
@@ -120,7 +122,7 @@ def test_back_and_forward_go_through_documents_and_the_list(visit, ask):
 
 
 @pytest.mark.slow
-def test_reload_keeps_the_document_and_its_passage(visit, ask):
+def test_reload_keeps_the_document_and_its_passage_and_the_tab(visit, ask):
     tab = visit()
     ask(tab, "basalt river", "Basalt")
     tab.locator(".hit .open", has_text="Basalt").first.click()
@@ -136,34 +138,18 @@ def test_reload_keeps_the_document_and_its_passage(visit, ask):
     tab.reload()
     tab.locator(".hit").first.wait_for()
     assert tab.locator("#document").is_hidden()
-
-
-def test_address_of_a_document_opens_it_without_a_question(visit):
-    tab = visit(f"#{urlencode({'collection': 'stones', 'doc': 'plain/granite'})}")
-    tab.locator("#document h2", has_text="Granite").wait_for()
-    assert tab.locator(".hit").count() == 0
-
-
-@pytest.mark.slow
-def test_address_of_no_document_is_said(visit, address):
-    tab = visit("")
-    tab.route(
-        "**/documents/**",
-        lambda route: route.fulfill(
-            status=299,
-            json={"title": "There is no such document", "detail": "“gone” is not here", "status": 404},
-        ),
-    )
-    tab.goto(f"{address}/?again#{urlencode({'collection': 'stones', 'doc': 'gone'})}")
-    tab.locator("#notice:not([hidden])").wait_for()
-    assert opened(tab) is None
-
-
-@pytest.mark.slow
-def test_reload_keeps_the_tab(visit):
-    tab = visit()
-    tab.locator("#holds", has_text="generation 1").wait_for()
     tab.click("#tab-health")
     tab.locator("#health .tile").first.wait_for()
     tab.reload()
     tab.locator("#health .tile").first.wait_for()
+
+
+def test_address_of_a_document_opens_it_without_a_question_and_of_none_is_said(visit):
+    tab = visit(address(collection="stones", doc="plain/granite"))
+    tab.locator("#document h2", has_text="Granite").wait_for()
+    assert tab.locator(".hit").count() == 0
+    gone = {"title": "There is no such document", "detail": "“gone” is not here", "status": 404}
+    tab.route("**/documents/**", lambda route: route.fulfill(status=299, json=gone))
+    go_to(tab, 0, collection="stones", doc="gone")
+    tab.locator("#notice:not([hidden])").wait_for()
+    assert opened(tab) is None

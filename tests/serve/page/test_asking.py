@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 
 import httpx2
 import numpy as np
@@ -12,11 +11,23 @@ import pytest
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 
+from tests.serve.page.conftest import give
+
 pytestmark = pytest.mark.xdist_group("page")
 
 
-def test_results_appear_while_one_types_with_the_parts_of_their_scores(visit, ask, titles):
+def test_words_of_the_clusters_are_offered_and_results_appear_while_one_types_with_their_scores(
+    visit, ask, titles
+):
     tab = visit()
+    offer = tab.locator("#suggestions button").first
+    words = offer.inner_text()
+    offer.click()
+    tab.locator(".hit").first.wait_for()
+    assert tab.input_value("#query") == words
+    assert tab.locator("#welcome").is_hidden()
+    tab.fill("#query", "")
+    tab.locator(".hit").first.wait_for(state="detached")
     tab.locator("#query").press_sequentially("pumi")
     tab.locator(".hit").first.wait_for()
     with tab.expect_response(lambda response: "basalt" in (response.request.post_data or "")) as response:
@@ -29,8 +40,6 @@ def test_results_appear_while_one_types_with_the_parts_of_their_scores(visit, as
     assert {part for part, _ in shown} == set(scores) >= {"document", "chunk", "bm25"}
     assert all(float(value) == pytest.approx(scores[part], abs=0.06) for part, value in shown)
     assert tab.inner_text("#status").startswith("20 documents in ")
-    tab.fill("#query", "")
-    tab.locator(".hit").first.wait_for(state="detached")
 
 
 @pytest.mark.slow
@@ -119,25 +128,19 @@ def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(visi
     tab.locator("#notice").wait_for(state="hidden")
 
 
-def renewed(reply):
-    """Give a reply as if a newer generation were served."""
-    return lambda route: route.fulfill(json={**reply, "generation": 2})
-
-
 @pytest.mark.slow
-def test_answer_of_another_generation_renews_what_is_shown(visit, address, ask):
+def test_answer_of_another_generation_renews_what_is_shown(visit, ask):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.locator("#map canvas[data-hits='20']").wait_for()
-    stones = f"{address}/v1/collections/stones"
-    with httpx2.Client(timeout=None) as client:
-        found = {
-            "**/search": client.post(f"{stones}/search", json={"query": "granite", "top_k": 20}).json(),
-            "**/collections/stones/map": client.get(f"{stones}/map").json(),
-            "**/collections/stones": client.get(stones).json(),
-        }
+    stones = "/v1/collections/stones"
+    found = {
+        "**/search": tab.request.post(f"{stones}/search", data={"query": "granite", "top_k": 20}),
+        "**/collections/stones/map": tab.request.get(f"{stones}/map"),
+        "**/collections/stones": tab.request.get(stones),
+    }
     for path, reply in found.items():
-        tab.route(path, renewed(reply))
+        give(tab, path, {**reply.json(), "generation": 2})
     ask(tab, "granite", "Granite")
     tab.locator("#holds", has_text="generation 2").wait_for()
     tab.locator("#map canvas[data-generation='2']").wait_for()
@@ -166,69 +169,26 @@ def test_server_with_keys_is_asked_with_the_key_that_is_entered(
 
 
 @pytest.mark.slow
-def test_words_of_the_clusters_are_offered_to_begin_with(visit):
-    tab = visit()
-    offer = tab.locator("#suggestions button").first
-    words = offer.inner_text()
-    offer.click()
-    tab.locator(".hit").first.wait_for()
-    assert tab.input_value("#query") == words
-    assert tab.locator("#welcome").is_hidden()
+def test_what_asks_to_wait_is_asked_again_and_leaves_the_status_of_the_answer(new_tab, address):
+    tab, left = new_tab(), {"**/v1/collections/stones": 2, "**/health": 1}
 
+    def wait(pattern, route):
+        if not left[pattern]:
+            return route.continue_()
+        left[pattern] -= 1
+        problem = {"type": "urn:x", "title": "Much to do", "detail": "soon", "status": 503}
+        return route.fulfill(status=503, headers={"Retry-After": "0.05"}, json=problem)
 
-@pytest.mark.slow
-def test_collection_that_is_being_opened_is_waited_for(new_tab, address):
-    left = ["first", "second"]
-
-    def opening(route):
-        if left:
-            left.pop()
-            problem = {
-                "type": "urn:x",
-                "title": "The collection is being opened",
-                "detail": "soon",
-                "status": 503,
-            }
-            route.fulfill(
-                status=503,
-                headers={"Retry-After": "0.1"},
-                content_type="application/problem+json",
-                json=problem,
-            )
-        else:
-            route.continue_()
-
-    tab = new_tab()
-    tab.route("**/v1/collections/stones", opening)
+    for each in left:
+        tab.route(each, partial(wait, each))
     tab.goto(f"{address}/#collection=stones&q=basalt")
     tab.locator(".hit h2", has_text="Basalt").first.wait_for()
-    assert not left
     assert tab.locator("#notice").is_hidden()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("join", ["and", "or"])
-def test_filters_of_an_address_are_joined_as_it_says_whatever_was_before(visit, address, join):
-    reply = httpx2.get(f"{address}/v1/collections/stones", timeout=None).json()
-    leaves = [{"type": "eq", "key": "polished", "value": False}, {"type": "gt", "key": "year", "value": 0}]
-    tab = visit()
-    tab.locator("#holds", has_text="generation 1").wait_for()
-    described = {**reply, "filter_columns": [*reply["filter_columns"], {"name": "polished", "type": "bool"}]}
-    tab.route("**/collections/stones", lambda route: route.fulfill(json=described))
-    tab.route(
-        "**/search",
-        lambda route: route.fulfill(
-            json={"query": "x", "generation": 1, "hits": [], "warnings": [], "next_cursor": None}
-        ),
-    )
-    for each in ({"and": "or", "or": "and"}[join], join):
-        tree = {"type": each, "filters": leaves}
-        with tab.expect_request("**/search") as request:
-            tab.evaluate(
-                "hash => { location.hash = hash }",
-                urlencode({"collection": "stones", "q": each, "filters": json.dumps(tree)}),
-            )
-        assert request.value.post_data_json["filters"] == tree
+    said = tab.inner_text("#status")
+    tab.click("#tab-health")
+    tab.locator("#health .tile").first.wait_for()
+    assert not any(left.values())
+    assert tab.inner_text("#status") == said
 
 
 class Shortest:

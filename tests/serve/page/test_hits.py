@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.serve.page.conftest import answer_of, give
+
 pytestmark = pytest.mark.xdist_group("page")
 
 LONG = (
@@ -38,14 +40,7 @@ def answer(visit, ask):
 
     def run(*hits, query="stones on the way", warnings=(), **options):
         tab = visit(**options)
-        reply = {
-            "query": query,
-            "generation": 1,
-            "hits": list(hits),
-            "warnings": [*warnings],
-            "next_cursor": None,
-        }
-        tab.route("**/search", lambda route: route.fulfill(json=reply))
+        give(tab, "**/search", answer_of(*hits, query=query, warnings=[*warnings]))
         ask(tab, query, hits[0]["title"])
         return tab
 
@@ -60,7 +55,7 @@ def test_three_hits_fit_on_a_laptop(answer):
     assert tab.locator(".hit-foot").first.bounding_box()["height"] < 30
 
 
-def test_score_and_further_passages_are_folded_until_asked(answer):
+def test_score_and_further_passages_are_folded_until_asked_and_words_explained_by_keys_too(answer):
     tab = answer(hit(0))
     assert not tab.locator(".parts").is_visible()
     assert tab.locator(".passage:visible").count() == 1
@@ -70,6 +65,17 @@ def test_score_and_further_passages_are_folded_until_asked(answer):
     tab.click(".chip.unfold")
     assert tab.locator(".passage:visible").count() == 3
     assert tab.locator("[aria-expanded=true]").count() == 2
+    word = tab.locator(".part .term", has_text="BM25").first
+    word.focus()
+    tab.keyboard.press("Enter")
+    meaning = tab.locator(".meaning:popover-open")
+    assert "rare words counting more" in meaning.inner_text()
+    below, above = meaning.bounding_box(), word.bounding_box()
+    assert abs(below["x"] - above["x"]) < 2
+    assert 0 < below["y"] - above["y"] < 40
+    tab.keyboard.press("Escape")
+    meaning.wait_for(state="detached")
+    assert tab.locator(".hit").count() == 1
     tab.click(".total")
     assert not tab.locator(".parts").is_visible()
 
@@ -97,11 +103,11 @@ def test_passage_keeps_its_lines_and_begins_with_a_sentence(answer):
     assert tab.locator("q").first.evaluate("q => getComputedStyle(q).whiteSpace").startswith("pre-wrap")
 
 
-def test_marked_are_the_words_that_the_answer_names_and_no_others(answer):
+def test_marked_are_the_words_that_the_answer_names_and_no_others_and_a_passage_shows_its_page(answer):
     passage = hit(0)["passages"][0] | {"highlights": named(LONG, "Stones", "way", "the", start=70)}
     passage["highlights"][0]["weight"] = 0.4
-    title = named("Stone 0", "Stone")
-    tab = answer(hit(0, passages=[passage | {"title_highlights": title}, passage]), hit(1), query="Stones")
+    title = {"title_highlights": named("Stone 0", "Stone"), "page": "sheet Prices"}
+    tab = answer(hit(0, passages=[passage | title, passage]), hit(1), query="Stones")
     first, second = tab.locator(".hit").all()
     assert first.locator(".passages:not(.more) b").all_inner_texts() == ["the", "Stones", "way"]
     assert first.locator("h2 b").all_inner_texts() == ["Stone"]
@@ -111,11 +117,6 @@ def test_marked_are_the_words_that_the_answer_names_and_no_others(answer):
         "found by Stones (stone), way (stone), the (stone)",
     ]
     assert second.locator("b").count() == 0
-
-
-def test_a_passage_shows_its_page(answer):
-    passage = hit(0)["passages"][0]
-    tab = answer(hit(0, passages=[passage | {"page": "sheet Prices"}]), hit(1))
     assert tab.locator(".place").all_text_contents() == ["sheet Prices"]
 
 
@@ -160,23 +161,6 @@ def test_values_are_written_for_a_person(visit):
     script = "(cases) => import('/page/formats.js').then((m) => cases.map((each) => m.valueOf(...each)))"
     shown = visit(timezone_id="UTC").evaluate(script, [(value, kind) for value, kind, _ in cases])
     assert [text.replace("\u202f", " ") for text in shown] == [written for _, _, written in cases]
-
-
-@pytest.mark.slow
-def test_words_are_explained_where_they_stand_by_keys_too(answer):
-    tab = answer(hit(0))
-    tab.click(".total")
-    tab.locator(".part .term", has_text="BM25").first.focus()
-    tab.keyboard.press("Enter")
-    meaning = tab.locator(".meaning:popover-open")
-    assert "rare words counting more" in meaning.inner_text()
-    box = meaning.bounding_box()
-    word = tab.locator(".part .term", has_text="BM25").first.bounding_box()
-    assert abs(box["x"] - word["x"]) < 2
-    assert 0 < box["y"] - word["y"] < 40
-    tab.keyboard.press("Escape")
-    meaning.wait_for(state="detached")
-    assert tab.locator(".hit").count() == 1
 
 
 @pytest.mark.slow

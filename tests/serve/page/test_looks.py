@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import httpx2
 import pytest
 from cairn.pipeline.collection import open_collection
 
@@ -163,9 +162,7 @@ def test_phone_has_one_view_at_a_time_and_nothing_is_wider(visit, ask, evil):
         ] == [name]
 
 
-def test_health_and_map_show_the_figures_of_the_api_and_of_status(
-    visit, address, patience_milliseconds, page_root
-):
+def test_health_and_map_show_the_figures_of_the_api_and_of_status(visit, page_root):
     tab = visit()
     tab.locator("#holds", has_text="generation 1").wait_for()  # keys are heard once the page runs
     sizes = open_collection("stones", root=page_root).status()["cluster_sizes"]
@@ -175,16 +172,10 @@ def test_health_and_map_show_the_figures_of_the_api_and_of_status(
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowRight")
     tab.locator("#health .tile").first.wait_for()
-    found = httpx2.get(f"{address}/v1/collections/stones/health", timeout=patience_milliseconds / 1000).json()
-    tiles = dict(
-        zip(
-            tab.locator("#health dt .term").all_text_contents(),
-            tab.locator("#health dd").all_text_contents(),
-            strict=True,
-        )
-    )
-    assert [tiles[name] for name in ("documents", "chunks", "clusters", "generation")] == [
-        f"{found[name]:,}" for name in ("documents", "chunks", "clusters", "generation")
-    ]
+    found = tab.request.get("/v1/collections/stones/health").json()
+    names, values = (tab.locator(f"#health {part}").all_text_contents() for part in ("dt .term", "dd"))
+    tiles = dict(zip(names, values, strict=True))
+    figures = ("documents", "chunks", "clusters", "generation")
+    assert {name: tiles[name] for name in figures} == {name: f"{found[name]:,}" for name in figures}
     assert tiles["clusters"] == str(filled)
     assert "in step" in tab.inner_text("#health .verdict")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import httpx2
 import numpy as np
 import pytest
 
@@ -30,23 +29,13 @@ def painted(tab):
     )
 
 
-def test_map_shows_every_document_and_lights_the_hits(visit, ask, rows):
+def test_map_shows_every_document_lights_the_hits_and_a_point_has_its_title_and_opens(visit, ask, rows, evil):
     tab = visit()
     tab.locator(f"#map canvas[data-points='{len(rows)}'][data-hits='0']").wait_for()
-    assert painted(tab)
-    with tab.expect_response("**/search") as response:
-        ask(tab, "basalt", "Basalt")
-    hits = response.value.json()["hits"]
-    tab.locator(f"#map canvas[data-hits='{len(hits)}']").wait_for()
     assert f"{len(rows)} documents" in tab.inner_text(".map-caption")
-    tab.fill("#query", "")
-    tab.locator("#map canvas[data-hits='0']").wait_for()
-
-
-def test_point_under_the_pointer_has_its_title_and_opens(visit, ask, rows, evil):
-    tab = visit()
-    ask(tab, "obsidian cuts", evil)
-    tab.locator("#map canvas[data-hits='20']").wait_for()
+    with tab.expect_response("**/search") as response:
+        ask(tab, "obsidian cuts", evil)
+    tab.locator(f"#map canvas[data-hits='{len(response.value.json()['hits'])}']").wait_for()
     x, y = painted(tab)[0]
     canvas = tab.locator("#map canvas")
     canvas.hover(position={"x": x + 1, "y": y + 1})
@@ -58,6 +47,8 @@ def test_point_under_the_pointer_has_its_title_and_opens(visit, ask, rows, evil)
     assert tab.inner_text("#document h2") == title
     tab.keyboard.press("Escape")
     canvas.wait_for()
+    tab.fill("#query", "")
+    tab.locator("#map canvas[data-hits='0']").wait_for()
 
 
 @pytest.mark.slow
@@ -121,10 +112,10 @@ def press(tab, key, said):
 
 
 @pytest.mark.slow
-def test_legend_names_clusters_and_makes_one_stand_out(visit, address):
+def test_legend_names_clusters_makes_one_stand_out_and_covers_nothing_of_the_map(visit):
     tab = visit()
     tab.click("#legend-toggle")
-    found = httpx2.get(f"{address}/v1/collections/stones/map", timeout=120.0).json()["clusters"]
+    found = tab.request.get("/v1/collections/stones/map").json()["clusters"]
     shown = tab.eval_on_selector_all(
         ".legend button",
         "all => all.map((b) => [b.querySelector('bdi').textContent, b.querySelector('.size').textContent])",
@@ -135,12 +126,18 @@ def test_legend_names_clusters_and_makes_one_stand_out(visit, address):
         for each in expected
     ]
     button = tab.locator(".legend button").first
-    button.click()
-    assert button.get_attribute("aria-pressed") == "true"
-    button.click()
-    assert button.get_attribute("aria-pressed") == "false"
+    for is_pressed in ("true", "false"):
+        button.click()
+        assert button.get_attribute("aria-pressed") == is_pressed
     fills = tab.eval_on_selector_all(".legend circle", "all => all.map((c) => c.getAttribute('fill'))")
     assert len(set(fills)) == len(found)
+    for viewport in ({"width": 1366, "height": 768}, {"width": 390, "height": 780}):
+        tab.set_viewport_size(viewport)
+        tab.click("#tab-map")
+        canvas, legend = (tab.locator(f"#map {part}").bounding_box() for part in ("canvas", ".legend"))
+        is_beside = canvas["x"] + canvas["width"] <= legend["x"]
+        assert is_beside or canvas["y"] + canvas["height"] <= legend["y"]
+        assert tab.locator("#legend-toggle").get_attribute("aria-expanded") == "true"
 
 
 SEES = {
@@ -228,19 +225,6 @@ def test_regions_of_the_map_have_hues_of_their_own(visit):
 
     assert max(apart(hues[n], hues[(n + 1) % 63]) for n in range(63)) < 40
     assert min(apart(hues[n], hues[(n + 31) % 63]) for n in range(63)) > 100
-
-
-@pytest.mark.slow
-def test_legend_covers_nothing_of_the_map(visit):
-    tab = visit()
-    tab.click("#legend-toggle")
-    for viewport in ({"width": 1366, "height": 768}, {"width": 390, "height": 780}):
-        tab.set_viewport_size(viewport)
-        tab.click("#tab-map")
-        canvas, legend = (tab.locator(f"#map {part}").bounding_box() for part in ("canvas", ".legend"))
-        is_beside = canvas["x"] + canvas["width"] <= legend["x"]
-        assert is_beside or canvas["y"] + canvas["height"] <= legend["y"]
-        assert tab.locator("#legend-toggle").get_attribute("aria-expanded") == "true"
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 import httpx2
 import pytest
 
+from tests.serve.page.conftest import answer_of, give
+
 pytestmark = pytest.mark.xdist_group("page")
 
 
@@ -73,45 +75,19 @@ def test_long_document_is_read_where_its_passage_stands(visit, ask):
     tab = visit()
     text = "".join(f"{number:09d}\n" for number in range(50_000))
     spans = [(450_000, 450_040), (90, 120)]
-    passages = [
-        {
-            "start_char": a, "end_char": b, "score": 0.5, "scores": {}, "text": text[a:b],
-            "highlights": [], "title_highlights": [],
-        }
-        for a, b in spans
-    ]  # fmt: skip
-    hit = {
-        "doc_id": "long",
-        "title": "Long",
-        "score": 1.0,
-        "scores": {},
-        "metadata": {},
-        "passages": passages,
-    }
+    common = {"score": 0.5, "scores": {}, "highlights": [], "title_highlights": []}
+    passages = [{"start_char": a, "end_char": b, "text": text[a:b], **common} for a, b in spans]
+    named = {"doc_id": "long", "title": "Long", "metadata": {}}
+    hit = {**named, "score": 1.0, "scores": {}, "passages": passages}
 
     def stretch(route):
         params = httpx2.URL(route.request.url).params
         start = int(params["start_char"])
         piece = text[start : start + int(params["max_characters"])]
-        route.fulfill(
-            json={
-                "doc_id": "long",
-                "title": "Long",
-                "metadata": {},
-                "num_tokens": 1,
-                "num_characters": len(text),
-                "text": piece,
-                "start_char": start,
-                "end_char": start + len(piece),
-            }
-        )
+        span = {"start_char": start, "end_char": start + len(piece), "text": piece}
+        route.fulfill(json={**named, "num_tokens": 1, "num_characters": len(text), **span})
 
-    tab.route(
-        "**/search",
-        lambda route: route.fulfill(
-            json={"query": "x", "generation": 1, "hits": [hit], "warnings": [], "next_cursor": None}
-        ),
-    )
+    give(tab, "**/search", answer_of(hit))
     tab.route("**/documents/**", stretch)
     ask(tab, "anything", "Long")
     tab.locator(".hit .open").click()
