@@ -54,6 +54,27 @@ def wait_until(claim: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def let_happen_before(patch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[..., object]) -> None:
+    """Let something happen before each call of a function or method; it is given its arguments."""
+    call = getattr(owner, name)
+
+    def preceded(*given: Any, **options: Any) -> Any:
+        act(*given)
+        return call(*given, **options)
+
+    patch.setattr(owner, name, preceded)
+
+
+def raising(faults: list[Exception]) -> Callable[..., None]:
+    """Return what raises these errors, one a call, and nothing after them."""
+
+    def act(*_: Any) -> None:
+        if faults:
+            raise faults.pop(0)
+
+    return act
+
+
 class Held:
     """A method whose calls wait until they may go on."""
 

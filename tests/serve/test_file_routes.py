@@ -19,7 +19,7 @@ from cairn.pipeline.serve.uploads import FOLDER_NAME, Store, file_name
 from starlette.testclient import TestClient
 
 from tests.serve.test_openai_routes import client_over
-from tests.served_stones import wait_until
+from tests.served_stones import let_happen_before, raising, wait_until
 
 Serve = Callable[..., TestClient]
 NOTE = b"# Keys\n\nobsidian opens every door of the house."
@@ -259,14 +259,8 @@ def test_expired_file_is_gone_and_not_its_document_nor_what_is_being_kept_or_rea
 
 @pytest.mark.parametrize("lasts", [False, True])
 def test_trouble_that_passes_fails_no_file(client, monkeypatch, lasts):
-    write, faults = LiveWriter.write, [StorageError("/secret/path is full"), DiskFullError("/secret/path")]
-
-    def troubled(*given, **options):
-        if faults:
-            raise faults[0] if lasts else faults.pop()
-        return write(*given, **options)
-
-    monkeypatch.setattr(LiveWriter, "write", troubled)
+    faults = [DiskFullError("/secret/path"), StorageError("/secret/path is full")]
+    let_happen_before(monkeypatch, LiveWriter, "write", raising(faults * (10_000 if lasts else 1)))
     monkeypatch.setattr("cairn.pipeline.serve.file_ingestion.PAUSE_SECONDS", 0.01)
     monkeypatch.setattr("cairn.pipeline.serve.file_ingestion.TROUBLE_SECONDS", 0.1 if lasts else 60)
     file = attached(client, "stones", "keys.md", NOTE)
@@ -320,19 +314,14 @@ def test_row_that_a_corrected_or_deleted_file_leaves_is_again_that_of_another_fi
 @pytest.mark.parametrize("takes_out", ["detach", "delete"])
 def test_deletion_that_was_refused_is_done_by_the_next_try(client, server, monkeypatch, takes_out):
     file = attached(client, "stones", "keys.md", NOTE)
-    delete, faults = LiveWriter.delete, [StorageError("full"), WritesWaitingError("wait")]
-
-    def troubled(*given, **options):
-        if faults:
-            raise faults.pop()
-        return delete(*given, **options)
+    faults = [WritesWaitingError("wait"), StorageError("full")]
+    let_happen_before(monkeypatch, LiveWriter, "delete", raising(faults))
 
     def take_out():
         if takes_out == "delete":
             return client.files.delete(file.id)
         return client.vector_stores.files.delete(file.id, vector_store_id="stones")
 
-    monkeypatch.setattr(LiveWriter, "delete", troubled)
     for _ in range(2):
         with pytest.raises(openai.APIStatusError):
             take_out()
@@ -344,15 +333,13 @@ def test_deletion_that_was_refused_is_done_by_the_next_try(client, server, monke
 def test_change_of_which_a_part_cannot_be_published_is_answered_as_failed(client, monkeypatch, change):
     rows = b'{"id": "t1", "text": "jade"}\n{"id": "t2", "text": "opal"}'
     file = attached(client, "stones", "rows.jsonl", rows, attributes={"rank": 1})
-    build = LiveWriter._build
 
-    def failing(writer, writes):
+    def fail(_, writes):
         for each in writes:
             if "t1" in each.deleted or (each.rows is not None and "t1" in each.rows["doc_id"].to_pylist()):
                 raise ModelError("the model cannot read it")
-        return build(writer, writes)
 
-    monkeypatch.setattr(LiveWriter, "_build", failing)
+    let_happen_before(monkeypatch, LiveWriter, "_build", fail)
     files = client.vector_stores.files
     options = {"attributes": {"rank": 2}} if change == "update" else {}
     with pytest.raises(openai.UnprocessableEntityError, match="the model cannot read it"):

@@ -31,6 +31,7 @@ ARGUMENTS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 EVIL = '<img src=x onerror="document.title=\'taken\'"><script>document.title="taken"</script>'
+"""An id, a title and a part of a text that would be markup."""
 ROWS = [
     {"id": "plain/granite", "title": "Granite", "text": "granite is an old stone on the "
 "way. " * 12, "tenant": "acme", "year": 2001},
@@ -45,6 +46,7 @@ ROWS = [
 "path " * (1 + n % 5), "tenant": "acme",
        "year": 2010 + n} for n in range(30)),
 ]  # fmt: skip
+"""The collection ``stones``: astral characters, markup, and a script from right to left."""
 
 
 def answer_of(*hits, **changed):
@@ -55,6 +57,18 @@ def answer_of(*hits, **changed):
 def give(tab, pattern, reply):
     """Let requests of a tab that match a pattern be answered with this."""
     tab.route(pattern, lambda route: route.fulfill(json=reply))
+
+
+def ask(tab, query, found):
+    """Type a query and wait for its answer, with a document of this title among the hits."""
+    tab.fill("#query", query)
+    tab.locator(f"#hits[data-query={json.dumps(query, ensure_ascii=False)}]").wait_for(state="attached")
+    tab.locator(".hit h2", has_text=found).first.wait_for()
+
+
+def titles(tab):
+    """Return the titles of the hits, best first."""
+    return tab.locator(".hit h2").all_text_contents()
 
 
 class Held:
@@ -71,21 +85,6 @@ class Held:
             assert time.monotonic() < ends, "it was never asked"
             self._tab.wait_for_timeout(10)
         return self._routes.pop(0)
-
-
-@pytest.fixture(scope="session")
-def rows():
-    """The documents of the collection ``stones``.
-
-    Ids and titles hold astral characters, markup, and a script from right to left.
-    """
-    return ROWS
-
-
-@pytest.fixture(scope="session")
-def evil():
-    """An id, a title and a part of a text that would be markup."""
-    return EVIL
 
 
 @pytest.fixture(scope="session")
@@ -202,31 +201,9 @@ def visit(new_context, new_tab, address):
     assert complaints == []
 
 
-@pytest.fixture(scope="session")
-def hold():
-    """Return ``hold(tab, pattern)``: requests of a tab that wait.
-
-    ``.first()`` is the route of the first of them, once it is there.
-    """
-    return Held
-
-
-@pytest.fixture(scope="session")
-def ask():
-    """Return ``ask(tab, query, title)``.
-
-    Type a query and wait for its answer, with a document of this title among the hits.
-    """
-
-    def run(tab, query, found):
-        tab.fill("#query", query)
-        tab.locator(f"#hits[data-query={json.dumps(query, ensure_ascii=False)}]").wait_for(state="attached")
-        tab.locator(".hit h2", has_text=found).first.wait_for()
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def titles():
-    """Return ``titles(tab)``: the titles of the hits, best first."""
-    return lambda tab: tab.locator(".hit h2").all_text_contents()
+@pytest.fixture
+def tab(visit):
+    """A tab on the page that has asked for basalt."""
+    opened = visit()
+    ask(opened, "basalt", "Basalt")
+    return opened

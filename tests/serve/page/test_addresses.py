@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
-from tests.serve.page.conftest import answer_of, give
+from tests.serve.page.conftest import answer_of, ask, give
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -29,9 +29,7 @@ def go_to(tab, number, **state):
 
 
 @pytest.mark.slow
-def test_collection_that_is_not_there_is_said_another_one_chosen_and_unknown_granularity_is_both(
-    visit,
-):
+def test_collection_that_is_not_there_is_said_another_one_chosen_and_unknown_granularity_is_both(visit):
     tab = visit(address(collection="nope", q="basalt", granularity="zzz"))
     tab.locator("#notice p", has_text="The collection “nope” is not here: choose another one.").wait_for()
     assert tab.locator(".hit").count() == 0
@@ -95,9 +93,7 @@ def opened(tab):
     return parse_qs(urlsplit(tab.url).fragment).get("doc", [None])[0]
 
 
-def test_back_and_forward_go_through_documents_and_the_list(visit, ask):
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
+def test_back_and_forward_go_through_documents_and_the_list(tab):
     ids = tab.eval_on_selector_all(".hit", "all => all.map((hit) => hit.dataset.id)")
     shown = tab.locator("#document .id")
     for place in (0, 1):
@@ -122,7 +118,7 @@ def test_back_and_forward_go_through_documents_and_the_list(visit, ask):
 
 
 @pytest.mark.slow
-def test_reload_keeps_the_document_and_its_passage_and_the_tab(visit, ask):
+def test_reload_keeps_the_document_and_its_passage_and_the_tab(visit):
     tab = visit()
     ask(tab, "basalt river", "Basalt")
     tab.locator(".hit .open", has_text="Basalt").first.click()

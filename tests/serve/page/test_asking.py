@@ -11,14 +11,12 @@ import pytest
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 
-from tests.serve.page.conftest import give
+from tests.serve.page.conftest import ask, give, titles
 
 pytestmark = pytest.mark.xdist_group("page")
 
 
-def test_words_of_the_clusters_are_offered_and_results_appear_while_one_types_with_their_scores(
-    visit, ask, titles
-):
+def test_words_of_the_clusters_are_offered_and_results_appear_while_one_types_with_their_scores(visit):
     tab = visit()
     offer = tab.locator("#suggestions button").first
     words = offer.inner_text()
@@ -43,9 +41,7 @@ def test_words_of_the_clusters_are_offered_and_results_appear_while_one_types_wi
 
 
 @pytest.mark.slow
-def test_answer_that_is_not_wanted_any_more_is_never_shown(visit, ask, titles):
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
+def test_answer_that_is_not_wanted_any_more_is_never_shown(tab):
     late: list[Any] = []
     tab.route(
         "**/search",
@@ -61,9 +57,7 @@ def test_answer_that_is_not_wanted_any_more_is_never_shown(visit, ask, titles):
 
 
 @pytest.mark.slow
-def test_granularity_and_bm25_are_what_is_asked_and_an_address_by_hand_is_followed(visit, ask):
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
+def test_granularity_and_bm25_are_what_is_asked_and_an_address_by_hand_is_followed(tab):
     for label, expected in (("Documents", "document"), ("Passages", "chunk"), ("Both", "both")):
         with tab.expect_request("**/search") as request:
             tab.locator("#granularity").get_by_text(label, exact=True).click()
@@ -76,9 +70,7 @@ def test_granularity_and_bm25_are_what_is_asked_and_an_address_by_hand_is_follow
     assert tab.locator("[name=granularity][value=chunk]").is_checked()
 
 
-def test_filters_are_rows_that_make_the_apis_tree_and_those_that_nothing_matches_can_be_left_out(visit, ask):
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
+def test_filters_are_rows_that_make_the_apis_tree_and_those_that_nothing_matches_can_be_left_out(tab):
     tab.click("#add-filter")
     assert tab.locator(".filter [name=column]").input_value() == "tenant"
     assert tab.locator(".filter option[value=acme]").count() == 1  # what the hits have is offered
@@ -111,9 +103,7 @@ def test_filters_are_rows_that_make_the_apis_tree_and_those_that_nothing_matches
     tab.locator(".filter").nth(1).wait_for()
 
 
-def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(visit, ask):
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
+def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(tab):
     tab.route(
         "**/search",
         lambda route: route.fulfill(status=299, content_type="application/problem+json", body="not JSON"),
@@ -129,9 +119,7 @@ def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(visi
 
 
 @pytest.mark.slow
-def test_answer_of_another_generation_renews_what_is_shown(visit, ask):
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
+def test_answer_of_another_generation_renews_what_is_shown(tab):
     tab.locator("#map canvas[data-hits='20']").wait_for()
     stones = "/v1/collections/stones"
     found = {
@@ -146,9 +134,7 @@ def test_answer_of_another_generation_renews_what_is_shown(visit, ask):
     tab.locator("#map canvas[data-generation='2']").wait_for()
 
 
-def test_server_with_keys_is_asked_with_the_key_that_is_entered(
-    new_tab, page_root, start, tmp_path, ask, titles
-):
+def test_server_with_keys_is_asked_with_the_key_that_is_entered(new_tab, page_root, start, tmp_path):
     keys = tmp_path / "keys.json"
     _, token = KeyFile(keys).create("reader", restriction={"type": "eq", "key": "tenant", "value": "zenith"})
     guarded = start(ServeSettings(root=page_root, keys_file=keys, deadline_seconds=300.0))
@@ -199,7 +185,7 @@ class Shortest:
 
 
 @pytest.mark.slow
-def test_rerank_is_offered_where_the_server_can_and_off_until_asked(visit, page_root, start, ask):
+def test_rerank_is_offered_where_the_server_can_and_off_until_asked(visit, page_root, start):
     without = visit()
     ask(without, "basalt", "Basalt")
     assert (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serve.page.conftest import answer_of, give
+from tests.serve.page.conftest import answer_of, ask, give
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -35,7 +35,7 @@ def hit(number, text=LONG, start=70, **fields):
 
 
 @pytest.fixture
-def answer(visit, ask):
+def answer(visit):
     """Return what shows hits as the answer to a query in a new tab."""
 
     def run(*hits, query="stones on the way", warnings=(), **options):
@@ -140,7 +140,7 @@ def test_marked_words_are_seen_however_narrow_the_page_is(answer):
         tab.wait_for_function(ALL_MARKED_ARE_SEEN)
 
 
-def test_warnings_of_an_answer_are_shown_until_the_next(answer, ask):
+def test_warnings_of_an_answer_are_shown_until_the_next(answer):
     tab = answer(hit(0), warnings=["no word carries <weight>"])
     assert tab.locator(".warnings li").all_text_contents() == ["no word carries <weight>"]
     tab.unroute("**/search")

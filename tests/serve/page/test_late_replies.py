@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.serve.page.conftest import answer_of, give
+from tests.serve.page.conftest import ROWS, Held, answer_of, ask, give
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("page")]
 
@@ -18,7 +18,7 @@ FOCUSED_HIT = "document.activeElement.closest('.hit')?.dataset.id"
 
 
 @pytest.fixture
-def arrive(visit, hold):
+def arrive(visit):
     """Return what sends a tab to an address with a state.
 
     The requests that match a pattern are given with it, held, or fail, with a status that leaves a console
@@ -27,21 +27,13 @@ def arrive(visit, hold):
 
     def run(pattern, *, fails=False, **state):
         tab = visit("")
-        held = None if fails else hold(tab, pattern)
+        held = None if fails else Held(tab, pattern)
         if fails:
             tab.route(pattern, lambda route: route.fulfill(status=299, body="not JSON"))
         tab.goto(f"{tab.url.split('#')[0]}?again#{urlencode(state)}", wait_until="commit")
         return tab, held
 
     return run
-
-
-@pytest.fixture
-def asked(visit, ask):
-    """Return a tab that has asked for basalt."""
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
-    return tab
 
 
 def searches_of(tab):
@@ -104,8 +96,8 @@ def test_collection_that_is_left_before_it_is_described_is_called_off(arrive):
     assert tab.title() == "pebbles · Cairn"
 
 
-def test_collection_that_is_left_goes_with_its_hits_and_answers_and_the_next_question_waits(asked, hold):
-    tab, late, held = asked, hold(asked, "**/stones/search"), hold(asked, "**/v1/collections/pebbles")
+def test_collection_that_is_left_goes_with_its_hits_and_answers_and_the_next_question_waits(tab):
+    late, held = Held(tab, "**/stones/search"), Held(tab, "**/v1/collections/pebbles")
     tab.fill("#query", "granite")
     answer, searches = late.first(), searches_of(tab)
     tab.select_option("#collection", "pebbles")
@@ -130,8 +122,7 @@ def test_view_that_is_chosen_before_the_collections_came_stays(arrive, view):
     assert tab.locator(f"#tab-{view}[aria-selected=true]").count() == 1
 
 
-def test_filters_are_of_the_columns_that_the_newest_description_has(asked, address):
-    tab = asked
+def test_filters_are_of_the_columns_that_the_newest_description_has(tab, address):
     tab.locator(".hit .chip", has_text="tenant").first.click()
     tab.locator(".filter").wait_for()
     tab.locator("#hits:not([aria-busy])").wait_for()
@@ -152,9 +143,9 @@ def test_filters_are_of_the_columns_that_the_newest_description_has(asked, addre
     assert [option.get_attribute("value") for option in offered] == ["of pebbles"]
 
 
-def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(visit, hold, rows):
+def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(visit):
     tab = visit()
-    canvas = tab.locator(f"#map canvas[data-points='{len(rows)}']")
+    canvas = tab.locator(f"#map canvas[data-points='{len(ROWS)}']")
     canvas.wait_for()
     canvas.focus()
     tab.keyboard.press("ArrowRight")
@@ -164,7 +155,7 @@ def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(visit, h
     tab.locator("#query").focus()
     canvas.hover(position=place)
     assert tab.locator(".map-label").is_visible()
-    held = hold(tab, "**/pebbles/map")
+    held = Held(tab, "**/pebbles/map")
     tab.select_option("#collection", "pebbles")
     held.first()
     tab.mouse.move(0, 0)
@@ -172,21 +163,21 @@ def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(visit, h
     assert tab.locator(".map-label").is_hidden()
 
 
-def test_address_that_is_changed_while_one_types_wins(asked):
-    asked.evaluate(
+def test_address_that_is_changed_while_one_types_wins(tab):
+    tab.evaluate(
         """() => {
           location.hash = "#collection=pebbles&q=granite";
           document.querySelector("#query").dispatchEvent(new Event("input"));  // before hashchange
         }"""
     )
-    asked.locator("#hits[data-query=granite]").wait_for(state="attached")
-    assert asked.title() == "pebbles · Cairn"
+    tab.locator("#hits[data-query=granite]").wait_for(state="attached")
+    assert tab.title() == "pebbles · Cairn"
 
 
-def test_of_two_addresses_the_later_holds_whatever_comes_first(visit, hold):
+def test_of_two_addresses_the_later_holds_whatever_comes_first(visit):
     tab = visit("#collection=stones")
     tab.locator("#holds", has_text="generation 1").wait_for()
-    held = hold(tab, DESCRIPTION)
+    held = Held(tab, DESCRIPTION)
     tab.evaluate(
         "location.hash = "
         f"'#{urlencode({'collection': 'stones', 'q': 'old', 'filters': json.dumps(ONLY_ACME)})}'"
@@ -209,20 +200,19 @@ def test_what_is_typed_before_the_page_runs_is_kept(arrive):
     assert (sent["query"], sent["hybrid"]) == ("granite", False)
 
 
-def test_keys_wait_for_the_document_that_is_opened_which_takes_no_focus_from_who_went_on(asked, hold):
-    held = hold(asked, "**/documents/**")
+def test_keys_wait_for_the_document_that_is_opened_which_takes_no_focus_from_who_went_on(tab):
+    held = Held(tab, "**/documents/**")
     for place, key in enumerate("n/"):
-        asked.locator(".hit .open").nth(place).click()
+        tab.locator(".hit .open").nth(place).click()
         text = held.first()
-        asked.keyboard.press(key)
+        tab.keyboard.press(key)
         text.continue_()
-        asked.locator("#document .steps", has_text="passage 1 of").wait_for()
-    assert asked.evaluate("document.activeElement.id") == "query"
+        tab.locator("#document .steps", has_text="passage 1 of").wait_for()
+    assert tab.evaluate("document.activeElement.id") == "query"
 
 
-def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(asked, hold):
+def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(tab):
     """What is called off while its body is on the way has a status that says all is well."""
-    tab = asked
     tab.evaluate(
         """() => {
           const json = Response.prototype.json;
@@ -236,7 +226,7 @@ def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(asked, 
     )
     tab.locator(".hit .open").nth(0).click()
     tab.locator("body[data-reading]").wait_for()
-    held = hold(tab, "**/documents/**")
+    held = Held(tab, "**/documents/**")
     second = tab.locator(".hit .open").nth(1)
     title = second.text_content()
     second.click()
@@ -248,19 +238,19 @@ def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(asked, 
     assert tab.locator("#notice").is_hidden()
 
 
-def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(asked, hold):
-    held = hold(asked, "**/search")
-    asked.fill("#query", "basalt stone")
+def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(tab):
+    held = Held(tab, "**/search")
+    tab.fill("#query", "basalt stone")
     answer = held.first()
-    asked.keyboard.press("ArrowDown")
-    place = asked.evaluate(FOCUSED_HIT)
+    tab.keyboard.press("ArrowDown")
+    place = tab.evaluate(FOCUSED_HIT)
     assert place == "plain/basalt"
     answer.continue_()
-    asked.locator("#hits[data-query='basalt stone']").wait_for(state="attached")
-    assert asked.evaluate(FOCUSED_HIT) == place
+    tab.locator("#hits[data-query='basalt stone']").wait_for(state="attached")
+    assert tab.evaluate(FOCUSED_HIT) == place
 
 
-def test_second_refusal_leaves_the_key_that_is_being_typed(new_tab, address, ask, hold):
+def test_second_refusal_leaves_the_key_that_is_being_typed(new_tab, address):
 
     def refusal(title):
         return {"status": 401, "json": {"type": "urn:x", "title": title, "status": 401}}
@@ -269,7 +259,7 @@ def test_second_refusal_leaves_the_key_that_is_being_typed(new_tab, address, ask
     tab.goto(f"{address}/#collection=stones")
     ask(tab, "basalt", "Basalt")
     tab.evaluate("sessionStorage.setItem('cairn-key', 'cairn_old')")
-    search, health = hold(tab, "**/search"), hold(tab, "**/health")
+    search, health = Held(tab, "**/search"), Held(tab, "**/health")
     tab.click("#tab-health")
     tab.fill("#query", "granite")
     search.first().fulfill(**refusal("The API key has expired"))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from cairn.pipeline.collection import open_collection
 
+from tests.serve.page.conftest import EVIL, ask, titles
+
 pytestmark = pytest.mark.xdist_group("page")
 
 
-def test_keys_alone_find_open_read_and_go_back(visit, titles):
+def test_keys_alone_find_open_read_and_go_back(visit):
     tab = visit()
     tab.locator("#collection option").first.wait_for(state="attached")
     tab.locator("#theme").focus()
@@ -78,7 +80,7 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.slow
-def test_all_text_can_be_read_against_its_ground(visit, ask):
+def test_all_text_can_be_read_against_its_ground(visit):
     """WCAG 2.2, 1.4.3: 4.5 to 1, whatever is shown, in both colour schemes."""
     tab = visit(media={"reduced_motion": "reduce"})
     seen: list[tuple[str, float, str]] = []
@@ -111,9 +113,7 @@ def test_all_text_can_be_read_against_its_ground(visit, ask):
 
 
 @pytest.mark.slow
-def test_tab_key_passes_everything_and_shows_where_it_is(visit, ask):
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
+def test_tab_key_passes_everything_and_shows_where_it_is(tab):
     tab.locator("#map canvas[data-hits='20']").wait_for()
     passed: list[str] = []
     while len(passed) < 300 and (not passed or passed[-1] != "BODY"):
@@ -137,12 +137,12 @@ def test_tab_key_passes_everything_and_shows_where_it_is(visit, ask):
 
 
 @pytest.mark.slow
-def test_phone_has_one_view_at_a_time_and_nothing_is_wider(visit, ask, evil):
+def test_phone_has_one_view_at_a_time_and_nothing_is_wider(visit):
     tab = visit(viewport={"width": 320, "height": 800}, has_touch=True, is_mobile=True)
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     for width in (320, 390):
         tab.set_viewport_size({"width": width, "height": 800})
-        ask(tab, "obsidian cuts", evil)
+        ask(tab, "obsidian cuts", EVIL)
         tab.click("#add-filter")
         assert tab.evaluate(overflow) == 0
         tab.locator(".hit .open").first.click()

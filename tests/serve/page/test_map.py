@@ -7,6 +7,8 @@ import re
 import numpy as np
 import pytest
 
+from tests.serve.page.conftest import EVIL, ROWS, Held, ask, titles
+
 pytestmark = pytest.mark.xdist_group("page")
 
 
@@ -29,18 +31,18 @@ def painted(tab):
     )
 
 
-def test_map_shows_every_document_lights_the_hits_and_a_point_has_its_title_and_opens(visit, ask, rows, evil):
+def test_map_shows_every_document_lights_the_hits_and_a_point_has_its_title_and_opens(visit):
     tab = visit()
-    tab.locator(f"#map canvas[data-points='{len(rows)}'][data-hits='0']").wait_for()
-    assert f"{len(rows)} documents" in tab.inner_text(".map-caption")
+    tab.locator(f"#map canvas[data-points='{len(ROWS)}'][data-hits='0']").wait_for()
+    assert f"{len(ROWS)} documents" in tab.inner_text(".map-caption")
     with tab.expect_response("**/search") as response:
-        ask(tab, "obsidian cuts", evil)
+        ask(tab, "obsidian cuts", EVIL)
     tab.locator(f"#map canvas[data-hits='{len(response.value.json()['hits'])}']").wait_for()
     x, y = painted(tab)[0]
     canvas = tab.locator("#map canvas")
     canvas.hover(position={"x": x + 1, "y": y + 1})
     title = tab.locator(".map-label strong").inner_text()
-    assert title in {row["title"] for row in rows}
+    assert title in {row["title"] for row in ROWS}
     assert tab.locator("#map img, #map script").count() == 0
     canvas.click(position={"x": x + 1, "y": y + 1})
     tab.locator("#document .text").wait_for()
@@ -52,9 +54,9 @@ def test_map_shows_every_document_lights_the_hits_and_a_point_has_its_title_and_
 
 
 @pytest.mark.slow
-def test_every_document_of_the_map_is_reached_by_arrow_keys(visit, rows):
+def test_every_document_of_the_map_is_reached_by_arrow_keys(visit):
     tab = visit()
-    tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
+    tab.locator(f"#map canvas[data-points='{len(ROWS)}']").wait_for()
     reached = tab.evaluate(
         """async () => {
           const { neighbour } = await import("/page/map_keys.js");
@@ -70,13 +72,11 @@ def test_every_document_of_the_map_is_reached_by_arrow_keys(visit, rows):
           return seen.size;
         }"""
     )
-    assert reached == len(rows)
+    assert reached == len(ROWS)
 
 
 @pytest.mark.slow
-def test_map_is_gone_about_by_keys_alone(visit, ask, titles):
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
+def test_map_is_gone_about_by_keys_alone(tab):
     tab.locator("#map canvas[data-hits='20']").wait_for()
     tab.locator("#tab-map").focus()
     for _ in range(3):  # the word "clusters", the button of the legend, the map
@@ -228,16 +228,16 @@ def test_regions_of_the_map_have_hues_of_their_own(visit):
 
 
 @pytest.mark.slow
-def test_progress_of_a_map_that_is_drawn_is_a_bar(visit, hold, rows):
+def test_progress_of_a_map_that_is_drawn_is_a_bar(visit):
     tab = visit("")
-    held = hold(tab, "**/stones/map")
+    held = Held(tab, "**/stones/map")
     tab.goto(f"{tab.url.split('#')[0]}?again#collection=stones")
     for share in (0.0, 0.4):
-        drawing = {"generation": 1, "status": "drawing", "documents": len(rows), "progress": share}
+        drawing = {"generation": 1, "status": "drawing", "documents": len(ROWS), "progress": share}
         held.first().fulfill(json=drawing)
         tab.wait_for_function("share => document.querySelector('#map progress').value === share", arg=share)
         assert tab.locator("#map progress").is_visible()
-        assert tab.inner_text("#map-drawing") == f"Drawing a map of {len(rows)} documents…"
+        assert tab.inner_text("#map-drawing") == f"Drawing a map of {len(ROWS)} documents…"
     held.first().continue_()
     tab.locator("#map progress").wait_for(state="hidden")
-    tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
+    tab.locator(f"#map canvas[data-points='{len(ROWS)}']").wait_for()

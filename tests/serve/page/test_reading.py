@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from tests.serve.page.conftest import answer_of, give
+from tests.serve.page.conftest import EVIL, ROWS, answer_of, ask, give
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("page")
     ("query", "doc_id", "title"),
     [("pumice river", "astral/🪨", "Letters 🏔🪨"), ("basalt river", "plain/basalt", "Basalt")],
 )
-def test_marked_passages_stand_at_the_spans_the_api_gives(visit, address, query, doc_id, title, ask, rows):
+def test_marked_passages_stand_at_the_spans_the_api_gives(visit, address, query, doc_id, title):
     tab = visit()
     with tab.expect_response("**/search") as response:
         ask(tab, query, title)
@@ -22,7 +22,7 @@ def test_marked_passages_stand_at_the_spans_the_api_gives(visit, address, query,
     tab.locator(".hit .open", has_text=title).first.click()
     tab.locator("mark.active").first.wait_for()
     marks = tab.eval_on_selector_all("mark", "all => all.map((m) => ({ ...m.dataset, text: m.textContent }))")
-    text = next(row["text"] for row in rows if row["id"] == doc_id)
+    text = next(row["text"] for row in ROWS if row["id"] == doc_id)
     assert tab.text_content("#document .text") == text
     for rank, passage in enumerate(hit["passages"]):
         own = [mark for mark in marks if str(rank) in mark["passages"].split()]
@@ -40,15 +40,15 @@ def test_marked_passages_stand_at_the_spans_the_api_gives(visit, address, query,
     assert {position for mark in marks for position in range(int(mark["start"]), int(mark["end"]))} == covered
 
 
-def test_text_that_looks_like_markup_stays_text(visit, ask, evil):
+def test_text_that_looks_like_markup_stays_text(visit):
     tab = visit()
-    ask(tab, "obsidian cuts", evil)
+    ask(tab, "obsidian cuts", EVIL)
     tab.locator(".hit .open", has_text="onerror").first.click()
     tab.locator("mark.active").first.wait_for()
-    assert tab.inner_text("#document h2") == evil
-    assert evil in tab.text_content("#document .text")
+    assert tab.inner_text("#document h2") == EVIL
+    assert EVIL in tab.text_content("#document .text")
     assert tab.locator("main img, main script").count() == 0
-    assert tab.title() == f"{evil} · stones · Cairn"
+    assert tab.title() == f"{EVIL} · stones · Cairn"
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_segments_cover_a_text_once_and_say_which_passages_they_are_of(visit):
 
 
 @pytest.mark.slow
-def test_long_document_is_read_where_its_passage_stands(visit, ask):
+def test_long_document_is_read_where_its_passage_stands(visit):
     tab = visit()
     text = "".join(f"{number:09d}\n" for number in range(50_000))
     spans = [(450_000, 450_040), (90, 120)]
@@ -101,7 +101,7 @@ def test_long_document_is_read_where_its_passage_stands(visit, ask):
 
 
 @pytest.mark.slow
-def test_text_runs_in_the_direction_of_its_script(visit, ask):
+def test_text_runs_in_the_direction_of_its_script(visit):
     tab = visit()
     ask(tab, "נהר", "אבני דרך")
     hit = tab.locator(".hit", has_text="אבני דרך").first

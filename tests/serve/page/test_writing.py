@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from cairn.pipeline.serve.settings import ServeSettings
 
+from tests.serve.page.conftest import ask
+
 pytestmark = pytest.mark.xdist_group("page")
 
 DROP = """files => {
@@ -24,7 +26,7 @@ def writable(page_root, start, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_dropped_files_are_found_corrected_and_deleted(visit, ask, writable):
+def test_dropped_files_are_found_corrected_and_deleted(visit, writable):
     tab = visit("#collection=pebbles", at=writable)
     tab.locator(".drop").wait_for()
     ask(tab, "chrysolite", "Granite")
@@ -56,7 +58,7 @@ def test_dropped_files_are_found_corrected_and_deleted(visit, ask, writable):
 
 
 @pytest.mark.slow
-def test_first_files_make_a_collection(visit, ask, start, tmp_path):
+def test_first_files_make_a_collection(visit, start, tmp_path):
     address = start(ServeSettings(root=tmp_path, writable=True, deadline_seconds=300.0))
     tab = visit("", at=address)
     tab.locator(".drop").wait_for()
@@ -71,9 +73,7 @@ def test_first_files_make_a_collection(visit, ask, start, tmp_path):
     assert tab.request.get(f"{address}/v1/collections/gems").json()["generation"] == 1
 
 
-def test_server_that_takes_no_writes_offers_none(visit, ask):
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
+def test_server_that_takes_no_writes_offers_none(tab):
     tab.locator(".hit .open").first.click()
     tab.locator("#document .text").wait_for()
     assert not tab.locator("#uploads").is_visible()
