@@ -27,31 +27,25 @@ FILTER = {"type": "gte", "key": "year", "value": 2000}
 
 
 class Stubborn:
-    """The collection's encoder, which waits, fails or gives NaN when told to."""
+    """The collection's encoder, which waits or fails when told to."""
 
     def __init__(self, generation):
         self._real = load_query_encoder(generation)
-        self.fingerprint, self.vector_dim = self._real.fingerprint, self._real.vector_dim
-        self.go_on = threading.Event()
+        self.go_on, self.has_begun = threading.Event(), threading.Event()
         self.go_on.set()
-        self.has_begun = threading.Event()
         self.error: BaseException | None = None
 
-        self.encoded: list[str] = []
+    def __getattr__(self, name):
+        if name == "encode_query_tokens":  # so that queries come by the method below
+            raise AttributeError(name)
+        return getattr(self._real, name)
 
     def encode_queries(self, texts):
-        self.encoded += texts
         self.has_begun.set()
-        self.go_on.wait()
+        assert self.go_on.wait(300)
         if self.error is not None:
             raise self.error
         return self._real.encode_queries(texts)
-
-    def encode_documents(self, texts):
-        return self._real.encode_documents(texts)
-
-    def count_tokens(self, texts):
-        return self._real.count_tokens(texts)
 
 
 @pytest.fixture

@@ -54,6 +54,8 @@ def test_address_outlives_a_failure_typing_and_another_try(arrive, pattern):
     tab.locator("#notice p", has_text="The server answered 299.").wait_for()
     tab.fill("#query", "granite")
     assert tab.locator("#notice").is_visible()
+    assert "q=granite" in tab.url
+    assert urlencode({"filters": filters}) in tab.url
     tab.unroute_all()
     with tab.expect_request(is_search) as request:
         tab.get_by_text("Try again").click()
