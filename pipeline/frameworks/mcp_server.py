@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Protocol, TypeVar
 
 from anyio import to_thread
 from cairn.pipeline.errors import CairnError, extra_missing
-from cairn.pipeline.frameworks.source import Readable, Searchable
+from cairn.pipeline.frameworks.source import Readable, Searchable, faults_of
 from cairn.pipeline.manifest import COLLECTION_NAME
 from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.types import Document, Hit, ListedDocument, Passage, SearchResult, json_value
@@ -189,9 +189,8 @@ class _Server(MCPServer):
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise
-            faults = error.__cause__.errors(include_url=False, include_context=False, include_input=False)
-            said = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
-            raise ToolError(f"the arguments of {name} must fit its schema, got {'; '.join(said)}") from None
+            told = f"the arguments of {name} must fit its schema, got {faults_of(error.__cause__)}"
+            raise ToolError(told) from None
 
 
 FilterArgument = Annotated[

@@ -31,6 +31,7 @@ from cairn.pipeline.types import (
     Passage,
     SearchResult,
 )
+from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from cairn.pipeline.client.clients import CairnClient, RemoteCollection
@@ -162,6 +163,13 @@ def kept_whole(value: Any) -> dict[str, Any] | None:
     except (TypeError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def faults_of(error: ValidationError) -> str:
+    """Return what pydantic says is wrong, without what was sent."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    told = ((".".join(map(str, fault["loc"])), fault["msg"]) for fault in faults)
+    return "; ".join(f"{place}: {sentence}" if place else sentence for place, sentence in told)
 
 
 def open_source(

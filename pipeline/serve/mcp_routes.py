@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.frameworks.source import Readable
+from cairn.pipeline.frameworks.source import Readable, faults_of
 from cairn.pipeline.line.live import LiveWriter, Receipt
 from cairn.pipeline.line.written_rows import Stored
 from cairn.pipeline.search.contents import count_documents, list_matches, read_document, summarise_columns
@@ -29,6 +28,7 @@ from cairn.pipeline.serve.write_routes import AskedWrite, delete_one
 from cairn.pipeline.types import ColumnSummary, Document, ListedDocument, SearchResult
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Unpack, override
 
 if TYPE_CHECKING:
@@ -50,28 +50,23 @@ async def exchange(request: Request, grant: SearchGrant) -> Response:  # noqa: A
     """Answer one message of a language model's host."""
     manager = await cast(McpEndpoint, request.app.state.mcp).manager()
     body = await request.body()
-    with contextlib.suppress(ValueError, RecursionError):  # the SDK says in a sentence what is no JSON
-        fault = _fault_of(json.loads(body))
-        if fault is not None:
-            error = {"code": INVALID_REQUEST, "message": f"{fault}, as JSON-RPC 2.0 has it"}
-            return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)
+    try:
+        _Message.model_validate_json(body)
+    except ValidationError as error:
+        fault = {"code": INVALID_REQUEST, "message": f"{faults_of(error)}, as JSON-RPC 2.0 has it"}
+        return JSONResponse({"jsonrpc": "2.0", "id": None, "error": fault}, status_code=400)
     return _Exchange(manager, body)
 
 
-def _fault_of(message: Any) -> str | None:
-    """Say why a body is no request of JSON-RPC."""
-    if not isinstance(message, dict):
-        return "a message must be one object"
-    fields = cast(dict[str, Any], message)
-    if fields.get("jsonrpc") != "2.0":
-        return 'a message must have "jsonrpc": "2.0"'
-    if not isinstance(fields.get("method"), str):
-        return "a message must have a method, a text"
-    if not isinstance(fields.get("params", {}), dict):
-        return "the params of a message must be an object"
-    if "id" in fields and (not isinstance(fields["id"], str | int) or isinstance(fields["id"], bool)):
-        return "the id of a message must be a text or a whole number"
-    return None
+class _Message(BaseModel):
+    """What must be of a request of JSON-RPC."""
+
+    model_config = ConfigDict(strict=True)
+
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: dict[str, Any] = {}
+    id: str | int = 0
 
 
 class _Exchange(Response):

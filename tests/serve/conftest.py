@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -159,6 +160,16 @@ def client(served_root):
 def own_client(served_root, serve):
     """A client of such a server of the test's own, for what its state or settings change."""
     return serve(ServeSettings(root=served_root))
+
+
+class ByLength:
+    """A reranker without a model, which prefers short passages and fails where it is told to."""
+
+    fault: str | None = None
+
+    def score(self, _, texts):
+        scores = np.array([1.0 / (1 + len(text)) for text in texts])
+        return np.full_like(scores, np.nan) if self.fault == "nan" else scores
 
 
 def problem(response):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis
-import numpy as np
 import pytest
 import schemathesis
 from cairn.pipeline.serve.app import create_app
@@ -27,6 +26,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.serve.conftest import ByLength
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -36,13 +37,6 @@ CHECKS = [
 ]
 KNOWN = dict.fromkeys(("name", "vector_store_id"), "stones")
 KNOWN |= dict.fromkeys(("doc_id", "file_id"), "stones/granite/0")
-
-
-class ByLength:
-    """A reranker without a model: short passages first."""
-
-    def score(self, query, texts):
-        return np.array([1.0 / (1 + len(text)) for text in texts])
 
 
 @pytest.fixture(scope="module")

@@ -55,11 +55,14 @@ async def test_client_of_the_protocol_with_a_handshake_is_answered_by_tools_that
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [
-        ([], "a message must be one object"),
-        ({"jsonrpc": "1.0", "id": 1, "method": "tools/list"}, 'must have "jsonrpc": "2.0"'),
-        ({"jsonrpc": "2.0", "id": 1}, "must have a method"),
-        ({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": 7}, "params of a message must be"),
-        ({"jsonrpc": "2.0", "id": [1], "method": "tools/list"}, "the id of a message must be"),
+        ([], "Input should be an object"),
+        ({"jsonrpc": "1.0", "id": 1, "method": "tools/list"}, "jsonrpc: Input should be '2.0'"),
+        ({"jsonrpc": "2.0", "id": 1}, "method: Field required"),
+        (
+            {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": 7},
+            "params: Input should be an object",
+        ),
+        ({"jsonrpc": "2.0", "id": [1], "method": "tools/list"}, "id.int: Input should be a valid integer"),
     ],
 )
 def test_malformed_message_is_answered_with_one_sentence(client, message, sentence):

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 
+from tests.serve.conftest import ByLength
 from tests.serve.page.conftest import ask, give, titles
 
 pytestmark = pytest.mark.xdist_group("page")
@@ -177,13 +177,6 @@ def test_what_asks_to_wait_is_asked_again_and_leaves_the_status_of_the_answer(ne
     assert tab.inner_text("#status") == said
 
 
-class Shortest:
-    """A cross-encoder that prefers short passages."""
-
-    def score(self, _, texts):
-        return np.array([-float(len(text)) for text in texts])
-
-
 @pytest.mark.slow
 def test_rerank_is_offered_where_the_server_can_and_off_until_asked(visit, page_root, start):
     without = visit()
@@ -193,7 +186,7 @@ def test_rerank_is_offered_where_the_server_can_and_off_until_asked(visit, page_
         is without.locator(".toggle", has_text="Rerank").is_visible()
         is False
     )
-    tab = visit(at=start(ServeSettings(root=page_root, deadline_seconds=300.0), Shortest()))
+    tab = visit(at=start(ServeSettings(root=page_root, deadline_seconds=300.0), ByLength()))
     with tab.expect_request("**/search") as request:
         ask(tab, "basalt", "Basalt")
     assert "rerank" not in request.value.post_data_json
