@@ -458,7 +458,7 @@ class Collection:
         from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 
         check_names("columns", columns, CorpusConfig)
-        root = self.layout.root
+        root = self.layout.place
         settings = dict(self.settings)
         if (given := columns.get("vector_column")) is not None:  # it says what the collection is, too
             settings["corpus"] = {**settings.get("corpus", {}), "vector_column": given}

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import CollectionBusyError, StorageError
@@ -17,16 +15,13 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import drop_collection
 from cairn.pipeline.index.object_folder import ObjectFolder
 from cairn.pipeline.index.replica import Lease
-from cairn.pipeline.line.build_index import build_index
-from cairn.pipeline.line.compatibility import stored_settings
-from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve import writers
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
 from tests.object_stores import STORE_ROOT
-from tests.served_stones import wait_until
+from tests.served_stones import raising, wait_until
 from tests.small_ingests import ingest_rows, settings
 
 Serve = Callable[..., TestClient]
@@ -56,14 +51,12 @@ def once_free(call):
     raise AssertionError("the lease is held")
 
 
-def ingest_elsewhere(doc_id, store, tmp_path, monkeypatch):
+def add_elsewhere(doc_id, store, tmp_path, monkeypatch):
     """Write a document from another machine by an ingest."""
-    source = tmp_path / "elsewhere.parquet"
-    pq.write_table(pa.Table.from_pylist([{"id": doc_id, "text": "a pumice stone"}]), source)
     with monkeypatch.context() as another:
         another.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
-        settings = stored_settings(store, "stones")
-        once_free(lambda: build_index([str(source)], store, "stones", resolve_ingest_config({}, settings)))
+        rows = [{"id": doc_id, "text": "a pumice stone"}]
+        once_free(lambda: open_collection("stones", root=store).add(rows))
 
 
 def test_collection_that_another_machine_removed_stays_removed(store, serve, tmp_path, monkeypatch):
@@ -87,7 +80,7 @@ def test_writes_reach_other_machines_and_go_on_from_what_those_published(store, 
     answer = server.post(f"{STONES}/documents", json={"documents": documents}, params=NOW)
     assert (answer.status_code, answer.json()["status"]) == (200, "searchable"), answer.text
     assert server.post(f"{STONES}/search", json={"query": "obsidian"}).json()["hits"][0]["doc_id"] == "new"
-    ingest_elsewhere("other", store, tmp_path, monkeypatch)
+    add_elsewhere("other", store, tmp_path, monkeypatch)
     changed = server.patch(f"{STONES}/documents/new", json={"metadata": {"kind": "rock"}}, params=NOW)
     assert changed.status_code == 200, changed.text
     assert server.delete(f"{STONES}/documents/s0", params=NOW).status_code == 200
@@ -114,28 +107,25 @@ def test_write_that_was_found_is_not_published_again_after_a_kill(store, serve, 
         body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
         assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
         assert is_killed.wait(60)
-    ingest_elsewhere("new", store, tmp_path, monkeypatch)
+    add_elsewhere("new", store, tmp_path, monkeypatch)
     body = {"documents": [{"doc_id": "other", "text": "basalt"}]}
     assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
     assert server.get(f"{STONES}/documents/new").json()["text"] == "a pumice stone"
 
 
 def test_first_writes_outlive_a_kill(store, serve, monkeypatch):
-    def refuse(*_):
-        raise StorageError("nothing is published")
-
+    body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
+    paths = [f"/v1/collections/{collection}" for collection in ("gems", "stones")]
     with monkeypatch.context() as patch:
-        patch.setattr(LiveWriter, "_build", refuse)
+        patch.setattr(LiveWriter, "_build", raising([StorageError("nothing is published")] * 10_000))
         patch.setattr(writers, "STOP_SECONDS", 0.0)
         killed = serve(ServeSettings(root=Path(store), writable=True))
         assert killed.post("/v1/collections", json={"name": "gems"}).status_code == 201
-        body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
-        for collection in ("gems", "stones"):
-            assert killed.post(f"/v1/collections/{collection}/documents", json=body).status_code == 202
+        for path in paths:
+            assert killed.post(f"{path}/documents", json=body).status_code == 202
         killed.__exit__(None, None, None)
     server = serve(ServeSettings(root=Path(store), writable=True))
-    for collection in ("gems", "stones"):
-        path = f"/v1/collections/{collection}"
+    for path in paths:
         wait_until(lambda: server.get(f"{path}/documents/new").status_code == 200)  # noqa: B023
         assert server.get(f"{path}/documents/new").json()["text"] == "obsidian"
         wait_until(lambda: server.delete(path).status_code == 200)  # noqa: B023 - the lease may be held
