@@ -20,6 +20,14 @@ import pytest
 STONES = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert")
 
 
+def stone(number: int, num_words: int, said: str = "stone") -> dict[str, Any]:
+    """Return a document: its id holds slashes, its title may be missing, its text is of several chunks."""
+    name = STONES[number % 10]
+    words = " ".join(STONES[(number + step * step) % 10] for step in range(num_words))
+    title = f"{name.title()} {number}" if number % 4 else None
+    return {"id": f"stones/{name}/{number}", "title": title, "text": f"{said} {number} é: {words}"}
+
+
 @pytest.fixture(scope="session")
 def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """A root with the collection ``stones``.
@@ -32,14 +40,7 @@ def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pat
 
     root = tmp_path_factory.mktemp("stones") / "root"
     rows = [
-        {
-            "id": f"stones/{STONES[number % 10]}/{number}",
-            "title": f"{STONES[number % 10].title()} {number}" if number % 4 else None,
-            "text": f"stone {number} é: "
-            + " ".join(STONES[(number + step * step) % 10] for step in range(20 + number)),
-            "year": 2000 + number,
-            "found": dt.date(2000 + number, 1, 1),
-        }
+        {**stone(number, 20 + number), "year": 2000 + number, "found": dt.date(2000 + number, 1, 1)}
         for number in range(12)
     ]
     ingest_rows(rows, root, settings(tiny_model_folder, precision="fp32", **WINDOWS), "stones")
@@ -68,7 +69,7 @@ def let_happen_before(patch: pytest.MonkeyPatch, owner: Any, name: str, act: Cal
 def raising(faults: list[Exception]) -> Callable[..., None]:
     """Return what raises these errors, one a call, and nothing after them."""
 
-    def act(*_: Any) -> None:
+    def act(*_: Any, **__: Any) -> None:
         if faults:
             raise faults.pop(0)
 

@@ -20,9 +20,9 @@ from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import DEFAULT_DEADLINE_SECONDS, ServeSettings
 from starlette.testclient import TestClient
 
+from tests.served_stones import stone
 from tests.small_ingests import WINDOWS, settings
 
-WORDS = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert")
 SERVER = "http://127.0.0.1:8400"
 
 
@@ -30,10 +30,7 @@ def stone_rows(count=20, version=0):
     """Two tenants' documents; some ids hold slashes, some titles are missing, texts are of several chunks."""
     return [
         {
-            "id": f"stones/{WORDS[number % 10]}/{number}",
-            "title": f"{WORDS[number % 10].title()} {number}" if number % 4 else None,
-            "text": f"version {version} of stone {number} é: "
-            + " ".join(WORDS[(number + step * step) % 10] for step in range(12 + number)),
+            **stone(number, 12 + number, f"version {version} of stone"),
             "tenant": "acme" if number % 2 else "zenith",
             "year": 2000 + number if number % 5 else None,
         }

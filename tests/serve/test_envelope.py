@@ -20,6 +20,7 @@ from cairn.pipeline.serve.page_routes import PAGE_PATHS
 from cairn.pipeline.serve.settings import ServeSettings
 
 from tests.serve.conftest import problem
+from tests.served_stones import raising
 
 SEARCH = "/v1/collections/stones/search"
 SECRET = "granite secretword"
@@ -133,13 +134,9 @@ def test_failing_encoder_is_a_problem_of_its_own_and_nothing_is_told(stubborn, c
 )
 def test_failing_read_of_a_filter_is_told_and_others_go_on(stubborn, monkeypatch, caplog, error, told):
     client, _ = stubborn()
-
-    def fail(*_):
-        raise error("reading the filter's documents failed")
-
-    monkeypatch.setattr(filters, "allowed_documents", fail)
-    failing = client.post(SEARCH, json={"query": "slate", "filters": FILTER})
-    assert problem(failing) == told
+    failing = raising([error("reading the filter's documents failed")])
+    monkeypatch.setattr(filters, "allowed_documents", failing)
+    assert problem(client.post(SEARCH, json={"query": "slate", "filters": FILTER})) == told
     assert ask(client).status_code == 200
     assert "never retrieved" not in caplog.text
 

@@ -11,6 +11,8 @@ from cairn.pipeline.serve.feedback_log import FeedbackLog
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import Hit, SearchResult
 
+from tests.served_stones import raising
+
 CLICK = {"query": "granite", "doc_id": "stones/granite/0", "rank": 1}
 
 
@@ -87,11 +89,7 @@ def test_file_that_cannot_be_written_leaves_the_old_one_whole(tmp_path, monkeypa
     log.searched("c", [answer("query")])
     log._write(log._rows)
     before = rows_of(tmp_path)
-
-    def fail(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(feedback_log.pq, "write_table", fail)
+    monkeypatch.setattr(feedback_log.pq, "write_table", raising([OSError("no space left")]))
     with pytest.raises(feedback_log.CairnError):
         log._write(log._rows)
     assert rows_of(tmp_path) == before
