@@ -181,7 +181,7 @@ class EncoderConfig:
     model: str = option(
         BASE_MODEL,
         About(
-            "Encoder: a name, cached or embedded, a folder, or an endpoint: https://HOST/v1/embeddings#NAME.",
+            "Encoder: a packaged or cached name, a folder, or an endpoint: https://HOST/v1/embeddings#NAME.",
             default_text=DEFAULT_MODEL,
             variable="CAIRN_MODEL",
         ),

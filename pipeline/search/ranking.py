@@ -3,7 +3,8 @@
 ``document`` ranks by the cosine of the document vector, ``chunk`` by that of the best stored chunk, ``both``
 by their weighted mean. ``hybrid`` combines that dense score with BM25 (``fusion`` says how): that of
 title and text, and that of its best passage. A query none of whose words is indexed is answered by the dense
-score alone. Scores are cosines in dense answers; in hybrid ones the best possible is 1. No text is read here.
+score alone. Scores are cosines in dense answers; in hybrid ones the best possible is 1. A text is read only
+where a budget of characters passes over copies.
 
     document                                       passage
     ¼ cosine ┐                                     cosine ┐
@@ -663,7 +664,10 @@ class ChosenPassage:
 def best_of_each(
     scored: ScoredWindows, num_documents: int, size: int, limit: int
 ) -> list[list[ChosenPassage]]:
-    """Return each document's best windows that share no chunk, best first, ties by place."""
+    """Return each document's best windows that share no chunk, best first, ties by place.
+
+    A window that scores minus infinity is left out.
+    """
     bounds = np.searchsorted(scored.owner, np.arange(num_documents + 1))
     chosen: list[list[ChosenPassage]] = []
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):

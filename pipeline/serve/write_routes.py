@@ -191,7 +191,10 @@ class AskedWrite(Asked):
     async def answered(
         self, write: Callable[[LiveWriter, Stored], Receipt | None], *, waits: bool = False
     ) -> WriteReport:
-        """Answer a write once it is as durable or searchable as asked; ``waits``: for those before it."""
+        """Answer a write once it is as durable or searchable as asked.
+
+        ``waits`` says that it waits for those before it: others are then accepted meanwhile.
+        """
         self.layout()
         writer, stored = await self.writer()
         until = None

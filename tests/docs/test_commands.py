@@ -123,6 +123,7 @@ class Workshop:
             "make": self.make,
             "export": self.export,
             "python": lambda words: None,
+            "python3": lambda words: None,
             ".": lambda words: None,
         }
 

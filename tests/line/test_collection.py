@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import cairn
 import numpy as np
@@ -15,7 +15,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.collection import ColumnKeywords
+from cairn.pipeline.config import CorpusConfig, IngestConfig
 from cairn.pipeline.errors import (
     CairnError,
     ConfigError,
@@ -26,6 +27,7 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.options import options_of
 
 from tests.small_ingests import stopped_at
 
@@ -41,6 +43,11 @@ def settings(config: IngestConfig) -> dict[str, Any]:
 @pytest.fixture
 def notes(root: Path, settings: dict[str, Any]) -> cairn.Collection:
     return cairn.Collection.create("notes", root=root, settings=settings)
+
+
+def test_column_keywords_are_the_options_of_a_corpus() -> None:
+    named = {name for name, each in options_of(CorpusConfig).items() if each.about.help}
+    assert set(get_type_hints(ColumnKeywords)) == named
 
 
 @pytest.mark.parametrize(
