@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SchemaError
 
@@ -67,10 +68,16 @@ def test_damaged_file_is_quarantined_and_the_others_go_on(write_corpus: WriteCor
     ]
 
 
-def test_damaged_page_quarantines_its_row_group_only(write_corpus: WriteCorpus) -> None:
+@pytest.mark.parametrize(("page_rows", "damaged"), [(25, range(50, 75)), (5, range(60, 75))])
+def test_damaged_page_quarantines_the_rest_of_its_row_group(
+    write_corpus: WriteCorpus, page_rows: int, damaged: range
+) -> None:
     names = [f"id-{i:04d}" for i in range(100)]
     options = {
         "row_group_size": 25,
+        "write_batch_size": page_rows,
+        "data_page_size": 1,
+        "write_statistics": False,
         "compression": "none",
         "use_dictionary": False,
         "write_page_checksum": True,
@@ -80,9 +87,9 @@ def test_damaged_page_quarantines_its_row_group_only(write_corpus: WriteCorpus) 
     content[content.index(b"text id-0060")] ^= 1
     bad.write_bytes(content)
     write_corpus("b.parquet", id=["later"], text=["x"])
-    rows, rejected = read(bad.parent)
-    assert [row["doc_id"] for row in rows] == [*names[:50], *names[75:], "later"]
-    assert reasons(rejected) == [(row, "damaged_rows") for row in range(50, 75)]
+    rows, rejected = read(bad.parent, config=CorpusConfig(batch_rows=page_rows))
+    assert [row["doc_id"] for row in rows] == [*names[: damaged.start], *names[75:], "later"]
+    assert reasons(rejected) == [(row, "damaged_rows") for row in damaged]
 
 
 def test_every_bit_flip_keeps_the_row_equation(write_corpus: WriteCorpus) -> None:
