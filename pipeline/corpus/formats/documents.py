@@ -248,6 +248,10 @@ class _Archive(ZipFile):
         """Return the root of a part."""
         return ET.fromstring(self.read(name))  # noqa: S314 (expat limits what entities expand to)
 
+    def found(self, name: str | None) -> Element:
+        """Return the root of a part, an empty one where there is no such part."""
+        return self.xml(name) if name and name in self.namelist() else Element("none")
+
     def named(self, address: str) -> str:
         """Return the part that an address names, which may be quoted, and of a place in it."""
         plain, names = address.partition("#")[0], self.namelist()
@@ -273,8 +277,7 @@ class _Archive(ZipFile):
 
     def _relations(self, name: str) -> Iterable[Element]:
         folder, base = posixpath.split(name)
-        relations = posixpath.join(folder, "_rels", f"{base}.rels")
-        return self.xml(relations) if relations in self.namelist() else ()
+        return self.found(posixpath.join(folder, "_rels", f"{base}.rels"))
 
     def part(self, kind: str, of: str = "") -> str | None:
         """Return the name of the part of a kind that another refers to."""
@@ -282,7 +285,7 @@ class _Archive(ZipFile):
 
     def title(self, name: str | None) -> str:
         """Return the title in a part of properties."""
-        found = self.xml(name).find(".//{*}title") if name and name in self.namelist() else None
+        found = self.found(name).find(".//{*}title")
         return "" if found is None else _given_title("".join(found.itertext()))
 
 
@@ -453,8 +456,7 @@ class _Walk(NamedTuple):
             title = f"# {_line(inner)}\n" if role == "title" and inner.strip() else inner
             return "" if role in _NOT_OF_A_SLIDE else title
         if kind == "sp":
-            place = element.find("{*}nvSpPr/{*}nvPr/{*}ph")
-            role = "" if place is None else place.get("type", "")
+            role = _place(element).get("type", "")
             body = element.find("{*}txBody") if role in ("title", "ctrTitle") else None
             if body is not None and (title := _line(self.text(body))):
                 return f"# {title}\n"
@@ -590,11 +592,11 @@ class WordFormat(PagedFormat):
             if (name := archive.part(f"{kind}s", main))
             for note in archive.xml(name)
         }
-        styles, numbers = archive.part("styles", main), archive.part("numbering", main)
+        styles_name, numbers = archive.part("styles", main), archive.found(archive.part("numbering", main))
+        styles = archive.xml(styles_name) if styles_name else Element("none")
         document = archive.xml(main)
         _require_root(document, "document")
-        if numbers in archive.namelist():
-            _number_paragraphs(document, archive.xml(numbers), archive.xml(styles) if styles else None)
+        _number_paragraphs(document, numbers, styles)
         is_laid_out = document.find(".//{*}lastRenderedPageBreak") is not None
         inserted = {key: name for key, (kind, name) in archive.related(main).items() if kind == "aFChunk"}
         texts = {
@@ -602,8 +604,7 @@ class WordFormat(PagedFormat):
         }
         drawn = {key: name for key, (kind, name) in archive.related(main).items() if kind in _DRAWN}
         texts |= {key: _drawn(archive.xml(name)) for key, name in drawn.items()}
-        prefixes, links = _prefixes(archive.xml(styles)) if styles else {}, archive.links(main)
-        walk = _Walk(prefixes, notes, is_laid_out, objects=texts, links=links)
+        walk = _Walk(_prefixes(styles), notes, is_laid_out, objects=texts, links=archive.links(main))
         title = archive.title(archive.part("core-properties"))
         pages: list[Page] = [*walk.text(document).split("\f")]
         shown = (_attribute(each, "id") for each in document.iterfind(".//{*}altChunk"))
@@ -654,12 +655,12 @@ def _value(element: Element | None, path: str, default: str = "") -> str:
     return default if found is None else _attribute(found, "val")
 
 
-def _number_paragraphs(document: Element, numbering: Element, styles: Element | None) -> None:
+def _number_paragraphs(document: Element, numbering: Element, styles: Element) -> None:
     """Mark the paragraphs of Word's numbered lists; lists of one definition go on where none says a start."""
     definitions = {_attribute(each, "abstractNumId"): each for each in numbering.iterfind("{*}abstractNum")}
     lists = {_attribute(each, "numId"): each for each in numbering.iterfind("{*}num")}
     of_styles = dict[str, tuple[str, str]]()  # the list and level of each
-    for style in styles.iterfind("{*}style") if styles is not None else ():
+    for style in styles.iterfind("{*}style"):
         place = "{*}pPr/{*}numPr/{*}"
         number, level = of_styles.get(_value(style, "{*}basedOn"), ("", ""))
         of_styles[_attribute(style, "styleId")] = (
@@ -740,13 +741,10 @@ class _ListStyles(NamedTuple):
 
 
 def _list_styles(archive: _Archive, layout: str) -> _ListStyles:
-    master = archive.part("slideMaster", layout) or ""
-    parts = [
-        archive.xml(each) if each in archive.namelist() else Element("none") for each in (layout, master)
-    ]
-    shapes = parts[0].iterfind(".//{*}sp")
+    shapes = archive.found(layout).iterfind(".//{*}sp")
     of_layout = {_place(each).get("idx", "0"): each.find("{*}txBody/{*}lstStyle") for each in shapes}
-    return _ListStyles(of_layout, parts[1].find("{*}txStyles/{*}bodyStyle"))
+    master = archive.found(archive.part("slideMaster", layout))
+    return _ListStyles(of_layout, master.find("{*}txStyles/{*}bodyStyle"))
 
 
 def _slide(archive: _Archive, styles: Callable[[str], _ListStyles], name: str) -> str:
@@ -990,8 +988,7 @@ class OpenDocumentFormat(PagedFormat):
         if manifest in archive.namelist() and b"encryption-data" in archive.read(manifest):
             raise UnreadableError("it is encrypted; save it without a password")
         content = archive.xml("content.xml")
-        styles = archive.xml("styles.xml") if "styles.xml" in archive.namelist() else None
-        _number_items(content, styles)
+        _number_items(content, archive.found("styles.xml"))
         names = {_object_name(each) for each in content.iterfind(".//{*}object")}
         objects, damaged = dict[str, str](), list[str]()
         for name in sorted(names):
@@ -1026,11 +1023,9 @@ def _has_own_text(item: Element) -> bool:
     return any(_name(child) not in ("list", "soft-page-break") for child in item)
 
 
-def _number_items(content: Element, styles: Element | None) -> None:
+def _number_items(content: Element, styles: Element) -> None:
     """Mark the items of numbered lists of OpenDocument."""
-    named = chain(
-        () if styles is None else styles.iterfind(".//{*}list-style"), content.iterfind(".//{*}list-style")
-    )
+    named = chain.from_iterable(each.iterfind(".//{*}list-style") for each in (styles, content))
     starts = {
         (_attribute(style, "name"), int(_attribute(level, "level") or 1)): int(
             _attribute(level, "start-value") or 1
