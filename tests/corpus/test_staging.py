@@ -17,6 +17,8 @@ from cairn.pipeline.types import staged_schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.corpus.test_poison_rows import expected_reason
+
 WriteCorpus = Callable[..., Path]
 Shas = dict[str, str]
 CONFIG = CorpusConfig()
@@ -182,17 +184,6 @@ corpus_rows = st.lists(
 )
 
 
-def expected_reason(doc_id: str | None, text: str | None) -> str | None:
-    checks = {
-        "null_id": doc_id is None,
-        "nul_character": doc_id == "d\0",
-        "empty_id": doc_id == "",
-        "null_text": text is None,
-        "empty_text": text == " ",
-    }
-    return next((reason for reason, applies in checks.items() if applies), None)
-
-
 @settings(max_examples=30)
 @given(corpus_rows, corpus_rows, st.integers(1, 4))
 def test_two_runs_stage_what_is_new_or_changed_and_refuse_the_rest(
@@ -213,7 +204,8 @@ def test_two_runs_stage_what_is_new_or_changed_and_refuse_the_rest(
         run = Run(folder, source.parent, config=CorpusConfig(batch_rows=batch_rows), published=published)
         good, refused = dict[str, str](), list[tuple[int, str]]()
         for place, (doc_id, text) in enumerate(rows):
-            reason = expected_reason(doc_id, text)
+            raw = (None if value is None else value.encode() for value in (doc_id, text))
+            reason = expected_reason(*raw, title=None, score=None)
             if reason or doc_id in good:
                 refused.append((place, reason or "duplicate_id"))
             elif doc_id and text:
