@@ -292,6 +292,7 @@ def exclusive_lock(
     """
     with storage_errors(f"opening {name}"):
         descriptor = _open_lock(path, os.O_RDWR | os.O_CREAT)
+    owner = os.getpid()
     try:
         if not _take(descriptor, waits, seconds):
             holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
@@ -301,6 +302,8 @@ def exclusive_lock(
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
+        if os.getpid() == owner:  # a child has the file open, too, until it runs another program
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
@@ -313,6 +316,7 @@ def is_locked(path: Path) -> bool:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for an instant, which `_take` waits out
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # and no longer where a child has the file open
         except BlockingIOError:
             return True
         finally:
