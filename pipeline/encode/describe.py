@@ -165,9 +165,7 @@ class Describer:
     def _ask_all(self, missing: Mapping[bytes, _Passage]) -> dict[bytes, str]:
         server = self._open()  # before all threads find out what the server refuses
         started = time.monotonic()
-        found = dict(
-            server.side_by_side({key: partial(self._ask, key, each) for key, each in missing.items()})
-        )
+        found = server.side_by_side({key: partial(self._ask, key, each) for key, each in missing.items()})
         without = sum(not line for line in found.values())
         seconds = time.monotonic() - started
         log.info("describe.asked chunks=%d without=%d seconds=%.1f", len(found), without, seconds)
@@ -188,9 +186,9 @@ class Describer:
         """Time a request of so many characters, of words that stand in no document."""
         words = ("harbour ", "bearing ", "table ", "ferry ", "limit ", "price ")
         text = "".join(words[place * 7 % 6] for place in range(characters // 7))
-        self._open()
+        server = self._open()
         started = time.monotonic()
-        self._ask(b"", _Passage("", text, 0, 200))
+        server.run(self._ask(b"", _Passage("", text, 0, 200)))
         return (time.monotonic() - started) / self._config.endpoint_requests
 
     def keep_paid(self, path: Path | None) -> None:
@@ -229,7 +227,7 @@ class Describer:
             small = _Passage("", "The ferry stays in the harbour.", 0, 31)
             for limit in LIMITS:
                 try:
-                    line = self._ask_once(limit, small)
+                    line = server.run(self._ask_once(limit, small))
                 except RefusedRequestError as error:
                     refused = refused or str(error)
                 else:
@@ -246,22 +244,22 @@ class Describer:
                 )
             raise ConfigError(refused)
 
-    def _ask(self, key: bytes, passage: _Passage) -> str:
+    async def _ask(self, key: bytes, passage: _Passage) -> str:
         """Ask for a line and keep it; "" where the server refuses this chunk."""
         assert self._limit is not None, "lines open it"
         line = ""
         with suppress(RefusedRequestError):
-            line = self._ask_once(self._limit, passage)
+            line = await self._ask_once(self._limit, passage)
         self._paid.keep({key: line.encode()})
         return line
 
-    def _ask_once(self, limit: Mapping[str, int], passage: _Passage) -> str:
+    async def _ask_once(self, limit: Mapping[str, int], passage: _Passage) -> str:
         assert self._server is not None, "lines open it"
         question = passage.question(self._config.describe_characters)
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": question}], **limit}
         if self._address.name:
             asked["model"] = self._address.name
-        return self._server.ask(asked, _line_of, self._patience)
+        return await self._server.ask(asked, _line_of, self._patience)
 
     def _key(self, passage: _Passage) -> bytes:
         question = passage.question(self._config.describe_characters)

@@ -135,7 +135,7 @@ class EndpointEncoder:
             self._endpoint.width = self._stored_probes_PV.shape[1]
         self._paid = PaidAnswers()
         self._describer = Describer.of(config, patience)
-        self._lock, self._cutting = threading.Lock(), threading.Lock()
+        self._cutting = threading.Lock()
         self._turns = cycle(range(len(PROBES)))
         self._checked_at: float | None = None
         self._outage: str | None = None
@@ -196,7 +196,10 @@ class EndpointEncoder:
 
         It has the patience for documents, unless it is told another one.
         """
-        vectors = self._ask_noting([(text,) for text in PROBES], patience or self._patience, is_query=False)
+        self._endpoint.run(self._check(patience or self._patience))
+
+    async def _check(self, patience: Patience) -> None:
+        vectors = await self._ask_noting([(text,) for text in PROBES], patience, is_query=False)
         found_PV = np.concatenate(vectors)
         if self._stored_probes_PV is None:
             self._stored_probes_PV = found_PV
@@ -227,7 +230,7 @@ class EndpointEncoder:
         titles: Sequence[str | None] | None = None,
     ) -> EncodedDocuments:
         """Encode texts in the order given; what was answered is kept where :meth:`keep_paid` says."""
-        self._check_if_due(self._patience)
+        self._endpoint.run(self._check_if_due(self._patience))
         with self._cutting:  # on all cores, so that the first of several calls soon has something to ask
             tokens = tokenize(self.tokenizer, texts)
         chunks = cut_into_chunks(self.config, tokens, texts)
@@ -268,13 +271,13 @@ class EndpointEncoder:
         if not texts:
             return np.zeros((0, self.vector_dim), np.float32)
 
-        def asked(_: object) -> Float32[np.ndarray, "Q V"]:
-            self._check_if_due(QUERY)
+        async def asked() -> Float32[np.ndarray, "Q V"]:
+            await self._check_if_due(QUERY)
             units = [(self.config.query_prefix + text,) for text in texts]
-            return np.concatenate(self._ask_noting(units, QUERY, is_query=True))
+            return np.concatenate(await self._ask_noting(units, QUERY, is_query=True))
 
         try:
-            return self._endpoint.within(QUERY.total_seconds, asked)
+            return self._endpoint.run(asked(), QUERY.total_seconds)
         except EndpointDownError as error:
             self._note(str(error))
             raise
@@ -304,7 +307,7 @@ class EndpointEncoder:
             for text in range(num_texts)
         ]
         started = time.monotonic()
-        self._endpoint.embed(batch, QUERY)
+        self._endpoint.run(self._endpoint.embed(batch, QUERY))
         seconds = time.monotonic() - started
         return seconds / (num_texts * chunk_tokens * self.config.endpoint_requests)
 
@@ -346,20 +349,20 @@ class EndpointEncoder:
             places.setdefault(key, place)
         num_asked = 0
 
-        def ask(missing: Sequence[bytes]) -> dict[bytes, Float32[np.ndarray, "_ V"]]:
+        def count(batch: Sequence[int]) -> None:
             nonlocal num_asked
-            found: dict[bytes, Float32[np.ndarray, "_ V"]] = {}
+            num_tokens = sum(sizes[place] for place in batch)
+            num_asked += num_tokens
+            if on_tokens is not None:
+                on_tokens(num_tokens)
+
+        def ask(missing: Sequence[bytes]) -> dict[bytes, Float32[np.ndarray, "_ V"]]:
             calls = {
                 tuple(batch): partial(self._ask, [(keys[place], units[place]) for place in batch])
                 for batch in _batches([places[key] for key in missing], sizes)
             }
-            for batch, answers in self._endpoint.side_by_side(calls):
-                found |= answers
-                num_tokens = sum(sizes[place] for place in batch)
-                num_asked += num_tokens
-                if on_tokens is not None:
-                    on_tokens(num_tokens)
-            return found
+            answers = self._endpoint.side_by_side(calls, count)
+            return {key: vectors for batch in answers.values() for key, vectors in batch.items()}
 
         found = self._paid.answers(places, ask, self._vectors_of)
         if on_tokens is not None and num_asked < sum(sizes):  # known, or of a text that stands twice
@@ -369,10 +372,10 @@ class EndpointEncoder:
     def _vectors_of(self, content: bytes) -> Float32[np.ndarray, "_ V"]:
         return np.frombuffer(content, np.float32).reshape(-1, self.vector_dim)
 
-    def _ask(
+    async def _ask(
         self, batch: Sequence[tuple[bytes, Unit]], *, is_again: bool = False
     ) -> dict[bytes, Float32[np.ndarray, "_ V"]]:
-        """Ask for a batch beside a probe, and keep what each request brings; runs on a thread of requests.
+        """Ask for a batch beside a probe, and keep what each request brings.
 
         What comes with another model's probe is not kept, even if the next request is answered by the right
         one, as where only one of several servers behind an address is wrong: it is asked for once more.
@@ -380,24 +383,24 @@ class EndpointEncoder:
         probe = next(self._turns)
         units, left = [unit for _, unit in batch], iter(batch)
         found: dict[bytes, Float32[np.ndarray, "_ V"]] = {}
-        for vectors, beside in self._endpoint.parts(units, self._patience, beside=[(PROBES[probe],)]):
+        async for vectors, beside in self._endpoint.parts(units, self._patience, beside=[(PROBES[probe],)]):
             asked = list(islice(left, len(vectors)))
             cosine = float(beside[0][0] @ self.probes_PV[probe]) if beside else 1.0
             if cosine < LEAST_COSINE:
                 if is_again:
                     raise self._other_model(cosine)
-                self.check()  # before another batch is paid for
-                found |= self._ask(asked, is_again=True)
+                await self._check(self._patience)  # before another batch is paid for
+                found |= await self._ask(asked, is_again=True)
                 continue
             part = {key: each for each, (key, _) in zip(vectors, asked, strict=True)}
             self._paid.keep({key: np.ascontiguousarray(each).tobytes() for key, each in part.items()})
             found |= part
         return found
 
-    def _ask_noting(self, units: Sequence[Unit], patience: Patience, *, is_query: bool) -> Vectors:
+    async def _ask_noting(self, units: Sequence[Unit], patience: Patience, *, is_query: bool) -> Vectors:
         """Ask, and note whether the endpoint answers."""
         try:
-            vectors = self._endpoint.embed(units, patience, is_query=is_query)
+            vectors = await self._endpoint.embed(units, patience, is_query=is_query)
         except CairnError as error:
             self._note(str(error) if isinstance(error, EndpointDownError) else error.fault)
             raise
@@ -409,11 +412,11 @@ class EndpointEncoder:
             log.info("endpoint.no_vectors sentence=%s", sentence)
         self._outage, self._outage_at = sentence, time.monotonic()
 
-    def _check_if_due(self, patience: Patience) -> None:
-        with self._lock:
+    async def _check_if_due(self, patience: Patience) -> None:
+        async with self._endpoint.checking:
             at = self._checked_at
             if at is None or time.monotonic() - at > CHECK_SECONDS:
-                self.check(patience)
+                await self._check(patience)
 
     def _key(self, unit: Unit) -> bytes:
         asked = hashlib.sha256(self.fingerprint.encode())

@@ -16,6 +16,7 @@ server refused. Where requests are answered too late, half as many are sent at o
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import datetime as dt
@@ -24,18 +25,29 @@ import logging
 import os
 import random
 import re
+import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, as_completed, wait
-from contextlib import contextmanager, suppress
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Hashable,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -74,6 +86,8 @@ REACH_SECONDS: Final = 30.0
 """How long a server is tried that no request has reached: its address is more often wrong than it is down."""
 SILENT_SECONDS: Final = 2.0
 """How long requests fail before that is said: shorter blips are of no interest."""
+SLOW_SECONDS: Final = 30.0
+"""How long a request hangs before that is said: batches on slow machines take some seconds."""
 CLOSE_SECONDS: Final = 1.0
 """How long an interrupted run waits for answers that are on their way: they are paid for."""
 MOST_UNUSABLE: Final = 3
@@ -90,6 +104,11 @@ class Patience:
 
     retry_seconds: float
     total_seconds: float
+
+    @property
+    def is_query(self) -> bool:
+        """Tell whether someone waits for the answer."""
+        return self.total_seconds <= ANSWER_SECONDS
 
 
 INGEST: Final = Patience(retry_seconds=900.0, total_seconds=900.0 + ANSWER_SECONDS)
@@ -172,149 +191,207 @@ _Answer = TypeVar("_Answer")
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class Server:
-    """A client of one address, which gives ``gives``; safe to share between threads.
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that holds up no end of the process, however long a name is looked up."""
 
-    A request runs on a thread that holds up no end of the process: one that hangs is left behind.
+    async def getaddrinfo(self, *where: Any, **hints: Any) -> Any:
+        """See :func:`socket.getaddrinfo`."""
+        found = Future[Any]()
+
+        def look_up() -> None:
+            with suppress(InvalidStateError):  # no one waits any more
+                try:
+                    found.set_result(socket.getaddrinfo(*where, **hints))
+                except (OSError, UnicodeError) as error:
+                    found.set_exception(error)
+
+        threading.Thread(target=look_up, name="cairn-names", daemon=True).start()
+        return await asyncio.wrap_future(found)
+
+
+@cache
+def _loop_of(_process: int) -> asyncio.AbstractEventLoop:
+    """Return the event loop of a process, on a thread of its own, which outlives no fork."""
+    loop = _Loop()
+    threading.Thread(target=loop.run_forever, name="cairn-endpoint", daemon=True).start()
+    return loop
+
+
+_opening: Final = threading.Lock()
+"""Held while a loop or connections are opened."""
+
+
+class Server:
+    """A client of one address, which gives ``gives``; safe to share between threads, and after a fork.
+
+    Requests are tasks of one event loop: coroutines run there, and other methods wait for them elsewhere.
     """
+
+    checking: asyncio.Lock
+    """Held by who checks what the server gives."""
 
     def __init__(
         self, address: Address, *, num_requests: int, gives: str, key_variable: str = KEY_VARIABLE
     ) -> None:
-        _require_extra()
-        import httpx2
-
+        if find_spec("httpx2") is None:
+            command = install_command("endpoint")
+            raise ConfigError(
+                f"an endpoint must have the package httpx2, got none; install it with {command}"
+            )
         self.address = address
         self._gives, self._key_variable = gives, key_variable
-        self._resume_at = 0.0
-        self._lock = threading.Lock()
-        self._was_reached = False
-        self._answered_at = 0.0
-        self._silent_since: float | None = None
-        self._is_closed = threading.Event()
-        self._asking: set[Future[Any]] = set()
-        self._threads = ThreadPoolExecutor(num_requests, thread_name_prefix="cairn-endpoint")
-        self._turns = threading.Condition()
-        self._running, self._num_good = 0, 0
-        self._num_requests = self._most_at_once = num_requests
-        headers = {"Accept": "application/json", "User-Agent": f"cairn/{installed_version()}"}
         self._key = os.environ.get(key_variable, "").strip()
         if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
             raise ConfigError(f"{key_variable} must be one line of printable ASCII, got something else")
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        limits = httpx2.Limits(max_connections=num_requests + 1, max_keepalive_connections=num_requests + 1)
-        self._http = httpx2.Client(headers=headers, limits=limits, follow_redirects=False)
-        self._under_way: set[Future[Any]] = set()
-        """More than who is waited for: what no one waits for any more may hang."""
-        weakref.finalize(self, _close_idle, self._http, self._under_way).atexit = False
+        self._num_requests = self._most_at_once = num_requests
+        self._num_good = 0
+        self._resume_at = self._answered_at = 0.0
+        self._was_reached = self._is_closed = False
+        self._silent_since: float | None = None
+        self._process: int | None = None
+
+    def _here(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop of this process; what a parent has opened and asked stays its own."""
+        import httpx2
+
+        process = os.getpid()
+        with _opening:
+            if self._process != process:
+                headers = {"Accept": "application/json", "User-Agent": f"cairn/{installed_version()}"}
+                headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+                self._http = httpx2.AsyncClient(headers=headers, limits=httpx2.Limits())
+                weakref.finalize(self, _close_connections, self._http, process).atexit = False
+                self._calls = asyncio.Semaphore(self._num_requests)
+                self._running, self._has_place = 0, asyncio.Event()
+                self.checking = asyncio.Lock()
+                self._asking, self._sent = set[Any](), set[Any]()
+                """The tasks that may ask; those of them whose last request was answered or may yet be."""
+                self._process = process
+            return _loop_of(process)
+
+    def run(self, asking: Coroutine[Any, Any, _Answer], seconds: float | None = None) -> _Answer:
+        """Return what a coroutine returns that asks this server; raise where it lasts longer.
+
+        One that is interrupted or late is cancelled, whatever it waits for.
+        """
+
+        async def within() -> _Answer:
+            self._enlist(asyncio.current_task())
+            try:
+                async with asyncio.timeout(seconds):
+                    return await asking
+            except TimeoutError:
+                raise EndpointDownError(
+                    f"the endpoint {self.address.describe()} must answer in {seconds:.0f} s, got nothing; "
+                    "try again later"
+                ) from None
+
+        future = asyncio.run_coroutine_threadsafe(within(), self._here())
+        try:
+            return future.result()
+        except CancelledError:
+            raise self._closed() from None
+        finally:
+            future.cancel()
+
+    def side_by_side(
+        self,
+        calls: Mapping[_Key, Callable[[], Coroutine[Any, Any, _Answer]]],
+        on_answer: Callable[[_Key], None] = lambda _: None,
+    ) -> dict[_Key, _Answer]:
+        """Return what calls return, ``num_requests`` of all callers at once; ``on_answer`` is told each.
+
+        Where one fails, requests that are on their way are let finish before the error is raised, since what
+        they are answered is kept. An interrupt waits no longer than a close.
+        """
+        done = SimpleQueue[asyncio.Task[_Answer]]()
+
+        async def in_place(call: Callable[[], Coroutine[Any, Any, _Answer]]) -> _Answer:
+            async with self._calls:
+                return await call()
+
+        async def begin() -> dict[asyncio.Task[_Answer], _Key]:
+            tasks = {asyncio.create_task(in_place(call)): key for key, call in calls.items()}
+            for task in tasks:
+                self._enlist(task)
+                task.add_done_callback(done.put)
+            return tasks
+
+        answers: dict[_Key, _Answer] = {}
+        keys = self.run(begin())
+        try:
+            for _ in keys:
+                task = done.get()
+                answers[keys[task]] = task.result()
+                on_answer(keys[task])
+        except BaseException as error:
+            is_closed = isinstance(error, asyncio.CancelledError)  # by who gives answers their time
+            is_failure = is_closed or isinstance(error, Exception)
+            self.run(self._end(keys, ANSWER_SECONDS if is_failure else CLOSE_SECONDS))
+            if is_closed:
+                raise self._closed() from None
+            raise
+        return answers
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Ask for nothing more; what is under way has so many ``seconds`` to be answered, then it fails."""
-        with self._turns:
-            self._is_closed.set()
-            self._turns.notify_all()
-        self._end_asking(seconds)
-        _close_idle(self._http, self._under_way)
 
-    def _end_asking(self, seconds: float) -> None:
-        """Let who waits for an answer wait no longer than so many ``seconds``."""
-        wait([*self._asking], seconds)
-        for future in [*self._asking]:
-            with suppress(InvalidStateError):  # answered right now
-                future.set_exception(self._closed())
+        async def end() -> None:
+            await self._end(self._asking - {asyncio.current_task()}, seconds)
+            await self._http.aclose()
+
+        self._is_closed = True
+        if self._process == os.getpid():
+            self.run(end())
 
     def require_open(self) -> None:
         """Raise :class:`EndpointDownError` once it is closed, so that what goes on beside it ends, too."""
-        if self._is_closed.is_set():
+        if self._is_closed:
             raise self._closed()
 
     def _closed(self) -> EndpointDownError:
         where = self.address.describe()
         return EndpointDownError(f"the endpoint {where} must answer before its run is ended, got nothing yet")
 
-    def within(self, seconds: float, call: Callable[[Callable[[], bool]], _Answer]) -> _Answer:
-        """Return what a call returns that asks this server; raise where it lasts longer, whatever it does.
+    def _enlist(self, task: asyncio.Task[Any] | None) -> None:
+        assert task is not None, "a coroutine runs in a task"
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        task.add_done_callback(self._sent.discard)
 
-        It runs on a thread that holds up no end of the process: looking up a name may last longer than any
-        limit of a connection. The call is given what tells whether someone still waits for it.
-        """
-        future = Future[_Answer]()
-        self._asking.add(future)
-        future.add_done_callback(self._asking.discard)
+    async def _end(self, tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
+        """Cancel tasks, those whose request is on its way after so many ``seconds``; they send no other."""
+        self._asking.difference_update(tasks)
+        for task in tasks:
+            if task not in self._sent:
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-        def run() -> None:
-            answer = error = None
-            try:
-                answer = call(lambda: not future.done())
-            except BaseException as raised:  # noqa: BLE001 - who waits raises it
-                error = raised
-            self._under_way.discard(future)
-            with suppress(InvalidStateError):  # no one waits any more
-                if error is not None:
-                    future.set_exception(error)
-                else:
-                    future.set_result(cast("_Answer", answer))
-
-        try:
-            self.require_open()
-            self._under_way.add(future)
-            threading.Thread(target=run, name="cairn-asking", daemon=True).start()
-            return future.result(seconds)
-        except TimeoutError:
-            raise EndpointDownError(
-                f"the endpoint {self.address.describe()} must answer in {seconds:.0f} s, got nothing; try "
-                "again later"
-            ) from None
-        finally:
-            future.cancel()
-
-    def side_by_side(self, calls: Mapping[_Key, Callable[[], _Answer]]) -> Iterator[tuple[_Key, _Answer]]:
-        """Run calls, ``num_requests`` of all callers at once, and yield what each returns as they finish.
-
-        Where one fails, those under way are let finish before the error is raised, since what they are
-        answered is kept. An interrupt waits no longer than a close.
-        """
-        futures = {self._threads.submit(call): key for key, call in calls.items()}
-        try:
-            for done in as_completed(futures):
-                yield futures[done], done.result()
-        except BaseException as error:
-            running = [future for future in futures if not future.cancel()]
-            if not isinstance(error, Exception):
-                self._end_asking(CLOSE_SECONDS)
-                while wait(running, 0.05).not_done:  # some go on to their next request
-                    self._end_asking(0.0)
-            wait(running)
-            raise
-
-    def ask(self, asked: dict[str, Any], read: Callable[[Any], _Answer], patience: Patience) -> _Answer:
+    async def ask(self, asked: dict[str, Any], read: Callable[[Any], _Answer], patience: Patience) -> _Answer:
         """Send one request until it is answered, and read the answer's JSON.
 
         ``read`` raises ValueError, KeyError, TypeError and the like for another answer than it wants.
         """
         began_at = time.monotonic()
-
-        def attempts(is_awaited: Callable[[], bool]) -> _Answer:
-            for attempt in count(1):
-                try:
-                    answer = self._once(asked, read, began_at, patience)
-                except _PassingError as error:
-                    most = patience.retry_seconds
-                    most = most if self._was_reached else min(REACH_SECONDS, most)
-                    left, pause = began_at + most - time.monotonic(), _pause_of(error, attempt)
-                    if pause >= left or (error.is_answer and attempt >= MOST_UNUSABLE):
-                        raise self._lasting(error, patience) from None
-                    self._note_silence(error, began_at, left)
-                    self._is_closed.wait(pause)
-                    if not is_awaited():
-                        raise self._closed() from None
-                else:
-                    self._note_answer()
-                    return answer
-            raise AssertionError("attempts end")
-
-        return self.within(patience.total_seconds, attempts)
+        for attempt in count(1):
+            try:
+                answer = await self._once(asked, read, began_at, patience)
+            except _PassingError as error:
+                self._sent.discard(asyncio.current_task())
+                pause = _pause_of(error, attempt)
+                is_over = pause >= self._seconds_left(began_at, patience)
+                if is_over or (error.is_answer and attempt >= MOST_UNUSABLE):
+                    raise self._lasting(error, patience) from None
+                self._note_silence(str(error), began_at, patience)
+                await asyncio.sleep(pause)
+            else:
+                self._note_answer()
+                return answer
+        raise AssertionError("attempts end")
 
     def _lasting(self, error: _PassingError, patience: Patience) -> CairnError:
         """Return what an error means that no further attempt mends."""
@@ -325,58 +402,69 @@ class Server:
         elif not self._was_reached:
             advice = "check the address, or try again later"
         else:
-            is_query = patience.total_seconds <= ANSWER_SECONDS
-            advice = "try again later" + ("" if is_query else ": what it has answered is kept")
+            advice = "try again later" + ("" if patience.is_query else ": what it has answered is kept")
         return EndpointDownError(f"{error}; {advice}")
 
-    def _note_silence(self, error: _PassingError, began_at: float, left: float) -> None:
-        """Say once that nothing is answered, when that has lasted; it is tried for ``left`` seconds more."""
-        with self._lock:
-            since = max(began_at, self._answered_at)
-            is_new = self._silent_since is None and time.monotonic() - since >= SILENT_SECONDS
-            self._silent_since = since if is_new else self._silent_since
-        if is_new:
+    def _seconds_left(self, began_at: float, patience: Patience) -> float:
+        """Return for how long another attempt may begin."""
+        most = patience.retry_seconds
+        return began_at + (most if self._was_reached else min(REACH_SECONDS, most)) - time.monotonic()
+
+    def _note_slow(self, began_at: float, patience: Patience) -> None:
+        """Say of a server that takes requests that it answers none, while one is still waited for."""
+        self._was_reached = True  # or connecting would have failed by now
+        sentence = f"the endpoint {self.address.describe()} must answer, got nothing for {SLOW_SECONDS:.0f} s"
+        self._note_silence(sentence, began_at, patience)
+
+    def _note_silence(self, sentence: str, began_at: float, patience: Patience) -> None:
+        """Say once that nothing is answered, when that has lasted, and for how long it is tried."""
+        since = max(began_at, self._answered_at)
+        if self._silent_since is None and time.monotonic() - since >= SILENT_SECONDS:
+            self._silent_since, left = since, self._seconds_left(began_at, patience)
             limit = f"{left / 60:.0f} min" if left > 90 else f"{left:.0f} s"
-            log.warning("%s; it is tried again for up to %s", error, limit)
+            log.warning("%s; it is tried again for up to %s", sentence, limit)
 
     def _note_answer(self) -> None:
         """Say that requests are answered again, where it was said that they are not."""
-        with self._lock:
-            since, self._silent_since = self._silent_since, None
-            self._answered_at = time.monotonic()
+        since, self._silent_since = self._silent_since, None
+        self._answered_at = time.monotonic()
         if since is not None:
             seconds = self._answered_at - since
             log.warning("the endpoint %s answers again after %.0f s", self.address.describe(), seconds)
 
-    def _once(
+    async def _once(
         self, asked: dict[str, Any], read: Callable[[Any], _Answer], began_at: float, patience: Patience
     ) -> _Answer:
         """Send one request and read its answer."""
         import httpx2
 
-        where = self.address.describe()
-        with self._place(began_at, patience) as most_at_once:
-            self._wait_for_turn(began_at + patience.retry_seconds)
-            self.require_open()
+        where, task = self.address.describe(), asyncio.current_task()
+        self._sent.discard(task)
+        async with self._place(patience) as most_at_once:
+            await self._wait_for_turn(began_at + patience.retry_seconds)
+            if self._is_closed or task not in self._asking:
+                raise self._closed()
             left = min(ANSWER_SECONDS, max(0.05, began_at + patience.total_seconds - time.monotonic()))
             timeout = httpx2.Timeout(left, connect=min(CONNECT_SECONDS, left))
+            self._sent.add(task)
+            slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, self._note_slow, began_at, patience)
             try:
-                response = self._http.post(self.address.url, json=asked, timeout=timeout)
+                response = await self._http.post(self.address.url, json=asked, timeout=timeout)
             except httpx2.ReadTimeout:
                 self._was_reached = True
-                if most_at_once:
-                    self._send_fewer(most_at_once)
+                self._send_fewer(most_at_once)
                 sentence = f"the endpoint {where} must answer in {left:.0f} s, got nothing"
                 raise _PassingError(sentence) from None
             except httpx2.HTTPError as error:
                 raise _PassingError(
                     f"the endpoint {where} must be reachable, got {type(error).__name__}"
                 ) from None
+            finally:
+                slow.cancel()
             self._was_reached = True
             if response.status_code != 200:
                 self._refuse(response)
-            if most_at_once:
-                self._send_more()
+            self._send_more(most_at_once)
         try:
             return read(json.loads(response.content))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -388,62 +476,56 @@ class Server:
                 is_answer=True,
             ) from None
 
-    @contextmanager
-    def _place(self, began_at: float, patience: Patience) -> Generator[int]:
+    @asynccontextmanager
+    async def _place(self, patience: Patience) -> AsyncGenerator[int]:
         """Hold one of the places for requests at once, and yield how many there are; 0 for a query.
 
         Requests of documents that were answered too late halve them: a slow server that is asked for less at
         once answers in time. A connection that fails says nothing of that. Queries wait for no place, and
         change nothing.
         """
-        if patience.total_seconds <= ANSWER_SECONDS:
+        if patience.is_query:
             yield 0
             return
-        with self._turns:
-            left = began_at + patience.retry_seconds - time.monotonic()
-            self._turns.wait_for(
-                lambda: self._running < self._most_at_once or self._is_closed.is_set(), max(0.0, left)
-            )
-            self._running += 1
+        while self._running >= self._most_at_once:
+            self._has_place.clear()
+            await self._has_place.wait()
+        self._running += 1
         try:
             yield self._most_at_once
         finally:
-            with self._turns:
-                self._running -= 1
-                self._turns.notify_all()  # there may be a place more than before
+            self._running -= 1
+            self._has_place.set()
 
     def _send_fewer(self, most_at_once: int) -> None:
         """Halve the places that there were when a request began: several late ones do so once."""
-        with self._turns:
+        if most_at_once:
             self._most_at_once = min(self._most_at_once, max(1, most_at_once // 2))
             self._num_good = 0
 
-    def _send_more(self) -> None:
+    def _send_more(self, most_at_once: int) -> None:
         """Count an answer in time, and add a place after :data:`GOOD_ANSWERS` of them."""
-        with self._turns:
-            self._num_good += 1
-            if self._num_good >= GOOD_ANSWERS:
-                self._most_at_once = min(self._most_at_once + 1, self._num_requests)
-                self._num_good = 0
+        self._num_good += bool(most_at_once)
+        if self._num_good >= GOOD_ANSWERS:
+            self._most_at_once = min(self._most_at_once + 1, self._num_requests)
+            self._num_good = 0
 
-    def _wait_for_turn(self, ends_at: float) -> None:
-        """Wait while the server wants no request, from whatever thread it was told."""
-        while (left := self._resume_at - time.monotonic()) > 0 and not self._is_closed.is_set():
+    async def _wait_for_turn(self, ends_at: float) -> None:
+        """Wait while the server wants no request, whichever it told so."""
+        while (left := self._resume_at - time.monotonic()) > 0:
             if self._resume_at > ends_at:
                 raise EndpointDownError(
                     f"the endpoint {self.address.describe()} must take requests, got its limit for the next "
                     f"{left:.0f} s; try again then"
                 )
-            self._is_closed.wait(min(left, 1.0))
+            await asyncio.sleep(left)
 
     def _refuse(self, response: httpx2.Response) -> None:
         """Raise what a status other than 200 means."""
         status, where = response.status_code, self.address.describe()
         if status in PASSING:
             pause = seconds_to_wait(response.headers)
-            if pause is not None:
-                with self._lock:
-                    self._resume_at = max(self._resume_at, time.monotonic() + pause)
+            self._resume_at = max(self._resume_at, time.monotonic() + (pause or 0.0))
             raise _PassingError(f"the endpoint {where} must take requests, got status {status}", pause)
         if status in REFUSED_KEY:
             got = "another key" if self._key else "no key"
@@ -470,10 +552,10 @@ class Server:
         return f" ({text[:MOST_SHOWN]})" if text else ""
 
 
-def _close_idle(http: httpx2.Client, under_way: Collection[Future[Any]]) -> None:
-    """Close connections, unless a request hangs: it would be waited for, at the end of a process for ever."""
-    if not under_way:
-        http.close()
+def _close_connections(http: httpx2.AsyncClient, process: int) -> None:
+    """Close the connections that no one can use any more; those of a parent are the parent's."""
+    if process == os.getpid():
+        asyncio.run_coroutine_threadsafe(http.aclose(), _loop_of(process))
 
 
 class Endpoint(Server):
@@ -487,19 +569,19 @@ class Endpoint(Server):
         self._has_answered = False
         self._most_units: int | None = None
 
-    def embed(self, units: Sequence[Unit], patience: Patience, *, is_query: bool = False) -> Vectors:
+    async def embed(self, units: Sequence[Unit], patience: Patience, *, is_query: bool = False) -> Vectors:
         """Return the vectors of units, in order; see :meth:`parts`."""
         parts = self.parts(units, patience, is_query=is_query)
-        return [vectors for part, _ in parts for vectors in part]
+        return [vectors async for part, _ in parts for vectors in part]
 
-    def parts(
+    async def parts(
         self,
         units: Sequence[Unit],
         patience: Patience,
         *,
         is_query: bool = False,
         beside: Sequence[Unit] = (),
-    ) -> Iterator[tuple[Vectors, Vectors]]:
+    ) -> AsyncIterator[tuple[Vectors, Vectors]]:
         """Yield the vectors of units, in order, request by request, and those of what was sent ``beside``.
 
         Nothing is sent beside a unit where the server takes one a request.
@@ -520,13 +602,12 @@ class Endpoint(Server):
                 sent = batch
             try:
                 asked = self._request(sent, is_query=is_query)
-                vectors = self.ask(asked, partial(self._read, units=sent), patience)
+                vectors = await self.ask(asked, partial(self._read, units=sent), patience)
             except RefusedRequestError as error:
                 if len(sent) == 1:  # where others were taken, the text is to blame and no setting
                     self._most_units = most_before
                     raise (ModelError if self._has_answered else ConfigError)(str(error)) from None
-                with self._lock:
-                    self._most_units = min(self._most_units or len(sent), len(sent) // 2)
+                self._most_units = min(self._most_units or len(sent), len(sent) // 2)
                 waiting.append(batch)
             else:
                 yield vectors[: len(batch)], vectors[len(batch) :]
@@ -559,8 +640,7 @@ class Endpoint(Server):
     def _checked(self, vectors: Sequence[Float32[np.ndarray, " V"]]) -> Float32[np.ndarray, "N V"]:
         """Return vectors at length one; raise for one of another width, or that has no direction."""
         where = self.address.describe()
-        with self._lock:
-            self.width = self.width or len(vectors[0])
+        self.width = self.width or len(vectors[0])
         other = next((len(vector) for vector in vectors if len(vector) != self.width), None)
         if other is not None:
             raise FingerprintMismatchError(
@@ -621,11 +701,3 @@ def _vector(embedding: Any) -> Float32[np.ndarray, " V"]:
     if vector.ndim != 1 or not len(vector):
         raise ValueError("not a list of numbers")
     return vector
-
-
-def _require_extra() -> None:
-    if find_spec("httpx2") is None:
-        raise ConfigError(
-            "an endpoint must have the package httpx2, got none; install it with "
-            f"{install_command('endpoint')}"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -178,14 +179,14 @@ def test_connections_that_fail_take_no_place_away(embedding_server, monkeypatch)
     import httpx2
 
     encoder = checked(embedding_server, endpoint_requests=2)
-    post, blips = httpx2.Client.post, iter(range(3))
+    post, blips = httpx2.AsyncClient.post, iter(range(3))
 
-    def post_after_blips(client, *arguments, **settings):
+    async def post_after_blips(client, *arguments, **settings):
         if next(blips, None) is not None:
             raise httpx2.ConnectTimeout("no route for a moment")
-        return post(client, *arguments, **settings)
+        return await post(client, *arguments, **settings)
 
-    monkeypatch.setattr(httpx2.Client, "post", post_after_blips)
+    monkeypatch.setattr(httpx2.AsyncClient, "post", post_after_blips)
     both = threading.Barrier(2, timeout=30.0)
     embedding_server.faults = [lambda *_: both.wait() and None] * 2
     encoder.encode(TEXTS[:62])
@@ -304,7 +305,7 @@ def test_answer_that_is_on_its_way_when_the_encoder_is_closed_is_kept(embedding_
 
 def test_silence_of_a_server_and_its_end_are_each_said_once(embedding_server, monkeypatch, caplog):
     monkeypatch.setattr(endpoint_requests, "SILENT_SECONDS", 0.0)
-    encoder = checked(embedding_server)
+    encoder = checked(embedding_server, endpoint_requests=1)
     embedding_server.faults = [lambda *_: (503, {}, b"")] * 5
     encoder.encode(TEXTS)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -315,13 +316,11 @@ def test_silence_of_a_server_and_its_end_are_each_said_once(embedding_server, mo
     ]
 
 
-def test_query_ends_at_its_deadline_where_a_name_is_looked_up_for_long(embedding_server, monkeypatch):
-    import httpx2
-
-    encoder = checked(embedding_server)
+def test_query_ends_at_its_deadline_where_a_name_is_looked_up_for_long(monkeypatch):
+    encoder = EndpointEncoder(encoder_config({"model": "http://models.invalid/v1/embeddings"}))
     is_over = threading.Event()
     monkeypatch.setattr(endpoint, "QUERY", Patience(retry_seconds=0.2, total_seconds=0.2))
-    monkeypatch.setattr(httpx2.Client, "post", lambda *_, **__: is_over.wait(60.0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(60.0))
     started = time.monotonic()
     with pytest.raises(EndpointDownError, match="must answer in 0 s, got nothing; try again later"):
         encoder.encode_queries(["a river"])
