@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import datetime as dt
 import json
 import logging
@@ -46,7 +45,6 @@ from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import count
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -167,7 +165,7 @@ Vectors = list[Float32[np.ndarray, "_ V"]]
 class _PassingError(Exception):
     """An attempt failed, and another one may not; ``wait_seconds`` is what the server asks for.
 
-    ``is_answer``: it answered with what cannot be used; ``is_model``: with vectors that cannot.
+    An answer that cannot be used becomes ``lasting`` where it stays so.
     """
 
     def __init__(
@@ -175,12 +173,11 @@ class _PassingError(Exception):
         sentence: str,
         wait_seconds: float | None = None,
         *,
-        is_answer: bool = False,
-        is_model: bool = False,
+        is_late: bool = False,
+        lasting: type[CairnError] | None = None,
     ) -> None:
         super().__init__(sentence)
-        self.wait_seconds = wait_seconds
-        self.is_answer, self.is_model = is_answer, is_model
+        self.wait_seconds, self.is_late, self.lasting = wait_seconds, is_late, lasting
 
 
 class RefusedRequestError(Exception):
@@ -272,11 +269,11 @@ class Server:
     def run(self, asking: Coroutine[Any, Any, _Answer], seconds: float | None = None) -> _Answer:
         """Return what a coroutine returns that asks this server; raise where it lasts longer.
 
-        One that is interrupted or late is cancelled, whatever it waits for.
+        One that is late or that an interrupt leaves is cancelled, whatever it waits for.
         """
 
         async def within() -> _Answer:
-            self._enlist(asyncio.current_task())
+            self._enlisted(asyncio.current_task())
             try:
                 async with asyncio.timeout(seconds):
                     return await asking
@@ -302,35 +299,23 @@ class Server:
         """Return what calls return, ``num_requests`` of all callers at once; ``on_answer`` is told each.
 
         Where one fails, requests that are on their way are let finish before the error is raised, since what
-        they are answered is kept. An interrupt waits no longer than a close.
+        they are answered is kept.
         """
-        done = SimpleQueue[asyncio.Task[_Answer]]()
-
-        async def in_place(call: Callable[[], Coroutine[Any, Any, _Answer]]) -> _Answer:
-            async with self._calls:
-                return await call()
-
-        async def begin() -> dict[asyncio.Task[_Answer], _Key]:
-            tasks = {asyncio.create_task(in_place(call)): key for key, call in calls.items()}
-            for task in tasks:
-                self._enlist(task)
-                task.add_done_callback(done.put)
-            return tasks
-
         answers: dict[_Key, _Answer] = {}
-        keys = self.run(begin())
-        try:
-            for _ in keys:
-                task = done.get()
-                answers[keys[task]] = task.result()
-                on_answer(keys[task])
-        except BaseException as error:
-            is_closed = isinstance(error, asyncio.CancelledError)  # by who gives answers their time
-            is_failure = is_closed or isinstance(error, Exception)
-            self.run(self._end(keys, ANSWER_SECONDS if is_failure else CLOSE_SECONDS))
-            if is_closed:
-                raise self._closed() from None
-            raise
+
+        async def answer(key: _Key, call: Callable[[], Coroutine[Any, Any, _Answer]]) -> None:
+            async with self._calls:
+                answers[key] = await call()
+            on_answer(key)
+
+        async def answer_all() -> None:
+            tasks = [asyncio.create_task(answer(*each)) for each in calls.items()]
+            try:
+                await asyncio.gather(*map(self._enlisted, tasks))
+            finally:
+                await self._end(tasks, ANSWER_SECONDS)
+
+        self.run(answer_all())
         return answers
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
@@ -353,20 +338,25 @@ class Server:
         where = self.address.describe()
         return EndpointDownError(f"the endpoint {where} must answer before its run is ended, got nothing yet")
 
-    def _enlist(self, task: asyncio.Task[Any] | None) -> None:
+    def _enlisted(self, task: asyncio.Task[Any] | None) -> asyncio.Task[Any]:
+        """Let a task ask."""
         assert task is not None, "a coroutine runs in a task"
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
         task.add_done_callback(self._sent.discard)
+        return task
+
+    def _require_asking(self) -> None:
+        self.require_open()
+        if asyncio.current_task() not in self._asking:
+            raise self._closed()
 
     async def _end(self, tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
-        """Cancel tasks, those whose request is on its way after so many ``seconds``; they send no other."""
+        """Let tasks ask no more, and cancel them once what is on its way had so many ``seconds``."""
         self._asking.difference_update(tasks)
-        for task in tasks:
-            if task not in self._sent:
-                task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
+        sent = self._sent.intersection(tasks)
+        if sent:
+            await asyncio.wait(sent, timeout=seconds)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -382,9 +372,10 @@ class Server:
                 answer = await self._once(asked, read, began_at, patience)
             except _PassingError as error:
                 self._sent.discard(asyncio.current_task())
+                self._require_asking()
                 pause = _pause_of(error, attempt)
                 is_over = pause >= self._seconds_left(began_at, patience)
-                if is_over or (error.is_answer and attempt >= MOST_UNUSABLE):
+                if is_over or (error.lasting is not None and attempt >= MOST_UNUSABLE):
                     raise self._lasting(error, patience) from None
                 self._note_silence(str(error), began_at, patience)
                 await asyncio.sleep(pause)
@@ -395,14 +386,10 @@ class Server:
 
     def _lasting(self, error: _PassingError, patience: Patience) -> CairnError:
         """Return what an error means that no further attempt mends."""
-        if error.is_model:
-            return ModelError(f"{error}; ask who runs it")
-        if error.is_answer:
-            advice = "ask who runs it"
-        elif not self._was_reached:
-            advice = "check the address, or try again later"
-        else:
-            advice = "try again later" + ("" if patience.is_query else ": what it has answered is kept")
+        if error.lasting is not None:
+            return error.lasting(f"{error}; ask who runs it")
+        advice = "try again later" + ("" if patience.is_query else ": what it has answered is kept")
+        advice = advice if self._was_reached else "check the address, or try again later"
         return EndpointDownError(f"{error}; {advice}")
 
     def _seconds_left(self, began_at: float, patience: Patience) -> float:
@@ -440,10 +427,9 @@ class Server:
 
         where, task = self.address.describe(), asyncio.current_task()
         self._sent.discard(task)
-        async with self._place(patience) as most_at_once:
+        async with self._place(patience):
             await self._wait_for_turn(began_at + patience.retry_seconds)
-            if self._is_closed or task not in self._asking:
-                raise self._closed()
+            self._require_asking()
             left = min(ANSWER_SECONDS, max(0.05, began_at + patience.total_seconds - time.monotonic()))
             timeout = httpx2.Timeout(left, connect=min(CONNECT_SECONDS, left))
             self._sent.add(task)
@@ -452,9 +438,8 @@ class Server:
                 response = await self._http.post(self.address.url, json=asked, timeout=timeout)
             except httpx2.ReadTimeout:
                 self._was_reached = True
-                self._send_fewer(most_at_once)
                 sentence = f"the endpoint {where} must answer in {left:.0f} s, got nothing"
-                raise _PassingError(sentence) from None
+                raise _PassingError(sentence, is_late=True) from None
             except httpx2.HTTPError as error:
                 raise _PassingError(
                     f"the endpoint {where} must be reachable, got {type(error).__name__}"
@@ -464,7 +449,6 @@ class Server:
             self._was_reached = True
             if response.status_code != 200:
                 self._refuse(response)
-            self._send_more(most_at_once)
         try:
             return read(json.loads(response.content))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -473,42 +457,37 @@ class Server:
             kind = response.headers.get("content-type", "no type").partition(";")[0][:40]
             raise _PassingError(
                 f"the endpoint {where} must answer with {self._gives}, got something else ({kind})",
-                is_answer=True,
+                lasting=EndpointDownError,
             ) from None
 
     @asynccontextmanager
-    async def _place(self, patience: Patience) -> AsyncGenerator[int]:
-        """Hold one of the places for requests at once, and yield how many there are; 0 for a query.
+    async def _place(self, patience: Patience) -> AsyncGenerator[None]:
+        """Hold one of the places for requests at once; queries need none, and change nothing.
 
-        Requests of documents that were answered too late halve them: a slow server that is asked for less at
-        once answers in time. A connection that fails says nothing of that. Queries wait for no place, and
-        change nothing.
+        One that is answered too late halves the places that there were when it began, so that several do so
+        once: a slow server that is asked for less at once answers in time. After :data:`GOOD_ANSWERS` in
+        time there is one more. A connection that fails says nothing of that.
         """
         if patience.is_query:
-            yield 0
+            yield
             return
         while self._running >= self._most_at_once:
             self._has_place.clear()
             await self._has_place.wait()
         self._running += 1
+        most = self._most_at_once
         try:
-            yield self._most_at_once
+            yield
+            self._num_good += 1
+            if self._num_good >= GOOD_ANSWERS:
+                self._most_at_once, self._num_good = min(self._most_at_once + 1, self._num_requests), 0
+        except _PassingError as error:
+            if error.is_late:
+                self._most_at_once, self._num_good = min(self._most_at_once, max(1, most // 2)), 0
+            raise
         finally:
             self._running -= 1
             self._has_place.set()
-
-    def _send_fewer(self, most_at_once: int) -> None:
-        """Halve the places that there were when a request began: several late ones do so once."""
-        if most_at_once:
-            self._most_at_once = min(self._most_at_once, max(1, most_at_once // 2))
-            self._num_good = 0
-
-    def _send_more(self, most_at_once: int) -> None:
-        """Count an answer in time, and add a place after :data:`GOOD_ANSWERS` of them."""
-        self._num_good += bool(most_at_once)
-        if self._num_good >= GOOD_ANSWERS:
-            self._most_at_once = min(self._most_at_once + 1, self._num_requests)
-            self._num_good = 0
 
     async def _wait_for_turn(self, ends_at: float) -> None:
         """Wait while the server wants no request, whichever it told so."""
@@ -632,7 +611,7 @@ class Endpoint(Server):
             raise _PassingError(
                 f"the endpoint {self.address.describe()} must give a vector for each of {sum(expected)} "
                 f"texts, got {sum(map(len, groups))}",
-                is_answer=True,
+                lasting=EndpointDownError,
             )
         rows = self._checked([_vector(entry["embedding"]) for group in groups for entry in group])
         return np.split(rows, np.cumsum([len(unit) for unit in units])[:-1])
@@ -652,8 +631,7 @@ class Endpoint(Server):
         if not np.allclose(np.linalg.norm(rows_NV, axis=1), 1.0, atol=1e-3):
             raise _PassingError(
                 f"the endpoint {where} must give vectors that are finite and not zero, got others",
-                is_answer=True,
-                is_model=True,
+                lasting=ModelError,
             )
         self._has_answered = True
         return rows_NV
@@ -685,7 +663,7 @@ def _pause_of(error: _PassingError, attempt: int) -> float:
 def _in_order(entries: Sequence[Any]) -> list[Any]:
     """Return entries by their ``index``, as they stand where they have none; others raise ValueError."""
     indexes = [entry.get("index", place) for place, entry in enumerate(entries)]
-    if sorted(indexes) != list(range(len(indexes))) and len(set(indexes)) != len(indexes):
+    if len(set(indexes)) != len(indexes):
         raise ValueError("two entries have one index")
     return [entry for _, entry in sorted(zip(indexes, entries, strict=True), key=lambda pair: pair[0])]
 
@@ -693,10 +671,7 @@ def _in_order(entries: Sequence[Any]) -> list[Any]:
 def _vector(embedding: Any) -> Float32[np.ndarray, " V"]:
     """Read numbers, or float32 in base64; anything else raises ValueError."""
     if isinstance(embedding, str):
-        try:
-            return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4").astype(np.float32)
-        except binascii.Error as error:
-            raise ValueError("not base64") from error
+        return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4").astype(np.float32)
     vector = np.array([np.nan if number is None else number for number in embedding], np.float32)
     if vector.ndim != 1 or not len(vector):
         raise ValueError("not a list of numbers")

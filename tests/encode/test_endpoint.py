@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -316,6 +318,23 @@ def test_silence_of_a_server_and_its_end_are_each_said_once(embedding_server, mo
     ]
 
 
+def test_server_that_hangs_is_said_while_it_is_waited_for(embedding_server, monkeypatch, caplog):
+    monkeypatch.setattr(endpoint_requests, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(endpoint_requests, "SILENT_SECONDS", 0.0)
+    encoder = encoder_of(embedding_server)
+    until = time.monotonic() + 60.0
+
+    def hang(*_) -> None:
+        while not caplog.records and time.monotonic() < until:
+            time.sleep(0.01)
+
+    embedding_server.faults = [hang]
+    encoder.check()
+    silent, answers = (record.getMessage() for record in caplog.records)
+    assert silent.endswith("must answer, got nothing for 0 s; it is tried again for up to 15 min")
+    assert "answers again after" in answers
+
+
 def test_query_ends_at_its_deadline_where_a_name_is_looked_up_for_long(monkeypatch):
     encoder = EndpointEncoder(encoder_config({"model": "http://models.invalid/v1/embeddings"}))
     is_over = threading.Event()
@@ -439,6 +458,48 @@ def test_paid_vectors_are_not_asked_for_again(embedding_server, tmp_path):
     encoder.keep_paid(None)
     assert all(embedding_server.embedded[text] == 1 for text in TEXTS)
     np.testing.assert_array_equal(again.document_vectors_NV[0], again.document_vectors_NV[-1])
+
+
+@pytest.mark.parametrize("beside", [None, (503, {}, b"")])
+def test_answer_beside_a_request_that_fails_is_kept_and_no_other_asked_for(
+    embedding_server, tmp_path, beside
+):
+    encoder = checked(embedding_server, endpoint_requests=2)
+    encoder.keep_paid(tmp_path / "paid.sqlite")
+    both = threading.Barrier(2, timeout=60.0)
+
+    def refuse(*_) -> tuple[int, dict[str, str], bytes]:
+        both.wait()
+        return 401, {}, b""
+
+    def answer_later(*_) -> tuple[int, dict[str, str], bytes] | None:
+        both.wait()
+        time.sleep(0.5)
+        return beside
+
+    embedding_server.faults = [refuse, answer_later]
+    with pytest.raises(ConfigError, match="status 401"):
+        encoder.encode(TEXTS)
+    assert len(embedding_server.requests) == 3
+    assert any(embedding_server.embedded[text] for text in TEXTS) is (beside is None)
+    encoder.encode(TEXTS)
+    encoder.close()
+    assert all(embedding_server.embedded[text] == 1 for text in TEXTS)
+
+
+def test_encoder_goes_on_in_a_process_that_was_forked_and_in_its_parent(embedding_server):
+    encoder = checked(embedding_server)
+    expected = encoder.encode_queries(["a river"])
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
+        try:
+            os._exit(int(not np.array_equal(encoder.encode(["a river"]).document_vectors_NV, expected)))
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    np.testing.assert_array_equal(encoder.encode_queries(["a river"]), expected)
 
 
 def test_half_of_a_refused_batch_that_was_answered_is_paid_for(embedding_server, tmp_path):
