@@ -301,15 +301,20 @@ class Server:
         Where one fails, requests that are on their way are let finish before the error is raised, since what
         they are answered is kept.
         """
-        answers: dict[_Key, _Answer] = {}
+        answers = dict[_Key, _Answer]()
+        tasks = list[asyncio.Task[None]]()
 
         async def answer(key: _Key, call: Callable[[], Coroutine[Any, Any, _Answer]]) -> None:
             async with self._calls:
-                answers[key] = await call()
+                try:
+                    answers[key] = await call()
+                except BaseException:
+                    self._asking.difference_update(tasks)  # before another takes its place
+                    raise
             on_answer(key)
 
         async def answer_all() -> None:
-            tasks = [asyncio.create_task(answer(*each)) for each in calls.items()]
+            tasks.extend(asyncio.create_task(answer(*each)) for each in calls.items())
             try:
                 await asyncio.gather(*map(self._enlisted, tasks))
             finally:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -195,6 +195,14 @@ def test_connections_that_fail_take_no_place_away(embedding_server, monkeypatch)
     assert not both.broken
 
 
+def test_answer_that_cannot_be_used_is_asked_for_three_times(embedding_server):
+    encoder = encoder_of(embedding_server)
+    embedding_server.faults = [PASSING["HTML"]] * 9
+    with pytest.raises(EndpointDownError, match="ask who runs it"):
+        encoder.check()
+    assert len(embedding_server.requests) == 3
+
+
 PASSING = {
     "500": lambda *_: (500, {}, b"oops"),
     "HTML": lambda *_: (200, {"content-type": "text/html"}, b"<html>sign in</html>"),
@@ -280,9 +288,11 @@ def test_encoder_that_is_closed_waits_for_no_server(embedding_server, tmp_path, 
         running = threads.submit(encoder.encode, TEXTS)
         assert is_asked.wait(30.0)
         started = time.monotonic()
-        encoder.close()
+        encoder.close(60.0 if is_gone else 1.0)
         assert isinstance(running.exception(), EndpointDownError)
         assert time.monotonic() - started < 20.0  # of which one second is for answers on their way
+    with pytest.raises(EndpointDownError, match="its limit" if is_gone else "before its run is ended"):
+        encoder.encode_queries(["a river"])
     is_over.set()
 
 
@@ -487,19 +497,27 @@ def test_answer_beside_a_request_that_fails_is_kept_and_no_other_asked_for(
     assert all(embedding_server.embedded[text] == 1 for text in TEXTS)
 
 
-def test_encoder_goes_on_in_a_process_that_was_forked_and_in_its_parent(embedding_server):
-    encoder = checked(embedding_server)
-    expected = encoder.encode_queries(["a river"])
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(60)
-        try:
-            os._exit(int(not np.array_equal(encoder.encode(["a river"]).document_vectors_NV, expected)))
-        finally:
-            os._exit(2)
+FORKED = """
+import os, signal, sys
+import numpy as np
+from cairn.pipeline.encode.endpoint import EndpointEncoder
+from cairn.pipeline.model.folders.model_defaults import encoder_config
+
+encoder = EndpointEncoder(encoder_config({"model": sys.argv[1]}))
+expected = encoder.encode_queries(["a river"])
+child = os.fork()
+signal.alarm(60)
+np.testing.assert_array_equal(encoder.encode(["a river"]).document_vectors_NV, expected)
+if child:
     assert os.waitpid(child, 0)[1] == 0
     np.testing.assert_array_equal(encoder.encode_queries(["a river"]), expected)
+"""
+
+
+def test_encoder_goes_on_in_a_process_that_was_forked_and_in_its_parent(embedding_server):
+    command = [sys.executable, "-c", FORKED, embedding_server.model]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_half_of_a_refused_batch_that_was_answered_is_paid_for(embedding_server, tmp_path):
