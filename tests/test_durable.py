@@ -144,8 +144,9 @@ def test_lock_is_let_go_by_its_holder_alone_though_a_child_has_its_file_open(
     path = tmp_path / ".lock"
     with durable.exclusive_lock(path, "the lock", TryAgainError):
         # as a child has it that is being started, until it runs another program
-        entries = [*Path("/proc/self/fd").iterdir()]
-        (of_child,) = [os.dup(int(entry.name)) for entry in entries if entry.resolve() == path.resolve()]
+        entries = Path("/proc/self/fd").iterdir()
+        (of_holder,) = [int(entry.name) for entry in entries if entry.resolve() == path.resolve()]
+        of_child = os.dup(of_holder)
         if leaves == "child":
             monkeypatch.setattr(os, "getpid", lambda: 0)
     assert durable.is_locked(path) is (leaves == "child")
