@@ -83,6 +83,9 @@ def test_a_collection_records_its_languages_and_keeps_how_words_are_counted(
     manifest = stored_manifest(CollectionLayout.at(tmp_path, "c"))
     assert manifest is not None
     assert manifest.languages == {"de": 1, "en": 1, "zh": 1}
-    chosen = {"encoder": encoder, "index": {"language": "de"}}
-    with pytest.raises(FingerprintMismatchError, match=r"index\.language is 'auto', got 'de'"):
-        require_same_settings(manifest, resolve_ingest_config(chosen, manifest.settings))
+    for chosen, told in (
+        ({"index": {"language": "de"}}, r"index\.language is 'auto', got 'de'"),
+        ({"encoder": {"describe": "http://host/v1"}}, r"encoder\.describe is not set, got 'http://host/v1'"),
+    ):
+        with pytest.raises(FingerprintMismatchError, match=told):
+            require_same_settings(manifest, resolve_ingest_config(chosen, manifest.settings))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from cairn.pipeline import durable
+from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.encode.shards import as_parquet
 from cairn.pipeline.errors import DiskFullError, StorageError
@@ -136,6 +137,21 @@ def test_writer_gives_up_a_first_context_between_two_batches(
         assert writer.stop(0, 10)
     finally:
         goes_on.set()
+
+
+def test_changed_text_has_the_vector_that_it_has_alone(tmp_path: Path, tiny_model_folder: Path) -> None:
+    vectors: list[list[float]] = []
+    for name, texts in (("changed", ("an agate", "a river")), ("alone", ("a river",))):
+        writer = opened(CollectionLayout(tmp_path, name))
+        settings = {"encoder": {"model": str(tiny_model_folder)}, "cluster": {"num_clusters": 1}}
+        writer.create(settings, {})
+        for text in texts:
+            document = {"doc_id": "a", "title": None, "text": text, "metadata": {}}
+            assert writer.write([document], ServedDocuments(None)).published.result(300).fault is None
+        writer.stop(1)
+        documents = open_collection(name, root=tmp_path).documents
+        vectors += documents.to_arrow(["vector"]).column("vector").to_pylist()
+    np.testing.assert_allclose(*vectors, atol=1e-5)
 
 
 def records(path: Path) -> list[int]:
