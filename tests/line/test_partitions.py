@@ -19,8 +19,7 @@ from cairn.pipeline.errors import (
     PartitionsMissingError,
     UsageError,
 )
-from cairn.pipeline.index import partitions
-from cairn.pipeline.index import repartition as repartitioning
+from cairn.pipeline.index import maintenance, partitions
 from cairn.pipeline.index.generation import mean_vector, open_generation
 from cairn.pipeline.index.layout import CollectionLayout, read_manifest
 from cairn.pipeline.index.maintenance import compact_collection, repartition
@@ -362,7 +361,7 @@ def test_failed_repartition_leaves_no_copies_on_the_disk(
     for number in (5, 1):
         with monkeypatch.context() as patch:
             owner, step = (
-                (partitions, "publish_partitions") if number > 1 else (repartitioning, "publish_generation")
+                (partitions, "publish_partitions") if number > 1 else (maintenance, "publish_generation")
             )
             patch.setattr(owner, step, full)
             with pytest.raises(DiskFullError):
