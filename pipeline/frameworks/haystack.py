@@ -9,8 +9,8 @@ Filters may be Haystack's (``{"field": "meta.year", "operator": ">=", "value": 2
 
 In the store Cairn embeds the texts itself: embeddings that documents bring are not kept. Metadata comes back
 as it was; numbers, booleans, texts and lists of texts can be filtered by, and a name has one type. Every call
-that writes publishes a generation, so write many documents at once. A store over the API needs a list of all
-that matches a filter, which servers do not give: there, write with :class:`cairn.CairnClient`.
+that writes publishes a generation, so write many documents at once. Over the API, write with
+:class:`cairn.CairnClient`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import pytest
 from cairn.cli.main import cairn, run
@@ -58,57 +57,33 @@ def opened(root):
     return open_collection("c", root=root)
 
 
-@pytest.fixture(scope="module")
-def server(root):
+def paged(hits, doc_id="doc_id", passages="passages"):
+    """Return the page of each document's first passage, of hits as JSON."""
+    return {hit[doc_id]: hit[passages][0]["page"] for hit in hits}
+
+
+async def ask_tool(opened):
+    async with Client(make_server(lambda _: OneCollection(opened))) as client:
+        return (await client.call_tool("search", {"query": "granite", "top_k": 9})).structured_content
+
+
+def test_every_passage_has_its_page_over_every_surface(root, opened, capsys):
+    assert paged(opened.search(**QUERY).to_dict()["hits"]) == PAGES
+    found = find_passages(opened, "granite", len(PAGES), {})
+    assert {each.doc_id: each.metadata["page"] for each in found} == PAGES
+    assert paged(asyncio.run(ask_tool(opened))["documents"]) == PAGES
     settings = ServeSettings(root=root, deadline_seconds=300.0)
-    with TestClient(create_app(settings), base_url="http://127.0.0.1:8400") as client:
-        while client.get("/v1/collections/c").status_code == 503:
-            time.sleep(0.05)
-        yield client
-
-
-def by_python(opened, _):
-    hits = opened.search(QUERY["query"], top_k=len(PAGES), passages=1).hits
-    return {hit.doc_id: hit.passages[0].page for hit in hits}
-
-
-def by_http(_, server):
-    hits = server.post("/v1/collections/c/search", json=QUERY).json()["hits"]
-    return {hit["doc_id"]: hit["passages"][0]["page"] for hit in hits}
-
-
-def by_openai(_, server):
-    asked = {"query": "granite", "max_num_results": len(PAGES)}
-    found = server.post("/v1/vector_stores/c/search", json=asked).json()["data"]
-    return {each["file_id"]: each["content"][0]["page"] for each in found}
-
-
-def by_frameworks(opened, _):
-    return {each.doc_id: each.metadata["page"] for each in find_passages(opened, "granite", len(PAGES), {})}
-
-
-def by_mcp(opened, _):
-    async def ask():
-        async with Client(make_server(lambda _: OneCollection(opened))) as client:
-            return (await client.call_tool("search", {"query": "granite", "top_k": 9})).structured_content
-
-    documents = asyncio.run(ask())["documents"]
-    return {each["doc_id"]: each["passages"][0]["page"] for each in documents}
-
-
-@pytest.mark.parametrize("surface", [by_python, by_http, by_openai, by_frameworks, by_mcp])
-def test_every_passage_has_its_page(opened, server, surface):
-    assert surface(opened, server) == PAGES
-
-
-def test_the_command_line_shows_pages(root, capsys):
-    asked = ["search", "granite", "--collection", "c", "--root", str(root), "--top-k", "9"]
-    assert run(cairn, asked, "cairn") == 0
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8400") as server:
+        hits = server.post("/v1/collections/c/search", json=QUERY).json()["hits"]
+        asked = {"query": "granite", "max_num_results": len(PAGES)}
+        stored = server.post("/v1/vector_stores/c/search", json=asked).json()["data"]
+    assert paged(hits) == paged(stored, "file_id", "content") == PAGES
+    words = ["search", "granite", "--collection", "c", "--root", str(root), "--top-k", "9"]
+    assert run(cairn, words, "cairn") == 0
     shown = capsys.readouterr().out
     assert all(f"  {place}  " in shown for place in PAGES.values() if place)
-    assert run(cairn, [*asked, "--json"], "cairn") == 0
-    hits = json.loads(capsys.readouterr().out)["hits"]
-    assert {hit["doc_id"]: hit["passages"][0]["page"] for hit in hits} == PAGES
+    assert run(cairn, [*words, "--json"], "cairn") == 0
+    assert paged(json.loads(capsys.readouterr().out)["hits"]) == PAGES
 
 
 @pytest.mark.parametrize(
