@@ -112,29 +112,20 @@ def retriever(request, stones_root, stones_address):
     return haystack.CairnRetriever("stones", **place, top_k=3)
 
 
-def test_component_answers_with_scored_documents(retriever):
+def test_component_answers_with_scored_documents_in_a_pipeline_that_was_written_and_read_too(retriever):
     documents = retriever.run(QUERY)["documents"]
     assert len(documents) == 3
     assert all(isinstance(document, Document) and document.score is not None for document in documents)
     assert documents[0].meta["end_char"] - documents[0].meta["start_char"] == len(documents[0].content or "")
     filters = {"operator": "AND", "conditions": [{"field": "meta.year", "operator": ">=", "value": 2009}]}
-    assert {
-        document.meta["year"] for document in retriever.run(QUERY, filters=filters, top_k=12)["documents"]
-    } == {2009, 2010, 2011}
-
-
-def test_pipeline_runs_as_before_once_written_and_read_again(retriever):
+    found = retriever.run(QUERY, filters=filters, top_k=12)["documents"]
+    assert {document.meta["year"] for document in found} == {2009, 2010, 2011}
     pipeline = Pipeline()
     pipeline.add_component("retriever", retriever)
-    pipeline.add_component(
-        "prompt",
-        PromptBuilder(
-            "{% for document in documents %}{{ document.content }}|{% endfor %}", required_variables="*"
-        ),
-    )
+    template = "{% for document in documents %}{{ document.content }}|{% endfor %}"
+    pipeline.add_component("prompt", PromptBuilder(template, required_variables="*"))
     pipeline.connect("retriever.documents", "prompt.documents")
-    written = pipeline.dumps()
-    read = Pipeline.loads(written, allowed_modules=["cairn.pipeline.frameworks.haystack"])
+    read = Pipeline.loads(pipeline.dumps(), allowed_modules=["cairn.pipeline.frameworks.haystack"])
     asked = {"retriever": {"query": QUERY}}
     assert read.run(asked) == pipeline.run(asked)
 
