@@ -68,29 +68,35 @@ def test_body_over_one_mebibyte_is_refused(client, in_chunks):
     assert problem(client.post(SEARCH, content=content, headers=JSON)) == (413, "body-too-large")
 
 
-def test_body_that_does_not_arrive_is_given_up(served_root, monkeypatch):
-    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.01)
-    app = create_app(ServeSettings(root=served_root))
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": SEARCH,
-        "raw_path": SEARCH.encode(),
-        "query_string": b"",
-        "headers": headers,
-    }
-    sent: list[Any] = []
+async def never():
+    await asyncio.Event().wait()
 
-    async def never():
-        await asyncio.Event().wait()
+
+async def gone():
+    return {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type", "receive", "told"),
+    [
+        (SEARCH, b"application/json", never, (408, "body-slow")),
+        (SEARCH, b"application/json", gone, (400, "invalid-json")),
+        ("/v1/files", b"multipart/form-data; boundary=x", never, (408, "body-slow")),
+        ("/v1/files", b"multipart/form-data; boundary=x", gone, (408, "body-slow")),
+    ],
+)
+def test_body_that_does_not_arrive_is_given_up(served_root, monkeypatch, path, media_type, receive, told):
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.01)
+    app = create_app(ServeSettings(root=served_root, writable=True))
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", media_type)]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    sent: list[Any] = []
 
     async def send(message):
         sent.append(message)
 
-    asyncio.run(app(scope, never, send))
-    assert sent[0]["status"] == 408
-    assert json.loads(sent[1]["body"])["type"].endswith(":body-slow")
+    asyncio.run(app({**scope, "query_string": b"", "headers": headers}, receive, send))
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["type"].rpartition(":")[2]) == told
 
 
 REBOUND = [
