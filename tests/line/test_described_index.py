@@ -81,7 +81,9 @@ def test_lines_are_found_by_words_and_never_shown(embedding_server, ingest, is_e
         assert not file.is_file() or KEY.encode() not in file.read_bytes()
 
 
-def test_update_asks_for_the_chunks_of_what_changed(embedding_server, ingest):
+def test_update_asks_for_the_chunks_of_what_changed_and_a_new_context_or_partitions_for_none(
+    embedding_server, ingest
+):
     assert ingest() == 0
     embedding_server.questions.clear()
     assert ingest() == 0
@@ -90,6 +92,12 @@ def test_update_asks_for_the_chunks_of_what_changed(embedding_server, ingest):
     assert ingest() == 0
     assert answered(embedding_server)
     assert all("another stone 77" in question for question in answered(embedding_server))
+    before = len(embedding_server.requests)
+    config = resolve_ingest_config({}, stored_settings("cairn-data", "c"))
+    assert recontextualise("cairn-data", "c", config).encoded == 12
+    assert run(cairn, ["repartition", "c", "2"], "cairn") == 0
+    assert len(embedding_server.requests) == before
+    assert len(open_collection("c").search("zebrastone", top_k=12).hits) == 12
 
 
 @pytest.mark.parametrize("change", [None, "address", "columns", "settings"])
@@ -175,14 +183,3 @@ def test_lines_stay_with_a_collection_wherever_they_are_written(embedding_server
         second.stop()
     assert ingest("--describe-model", "large") == 2
     assert "encoder.describe_model is 'small', got 'large'" in capsys.readouterr().err
-
-
-def test_new_context_and_partitions_keep_lines_without_asking(embedding_server, ingest, capsys):
-    assert ingest() == 0
-    before = len(embedding_server.requests)
-    config = resolve_ingest_config({}, stored_settings("cairn-data", "c"))
-    assert recontextualise("cairn-data", "c", config).encoded == 12
-    assert run(cairn, ["repartition", "c", "2"], "cairn") == 0
-    capsys.readouterr()
-    assert len(embedding_server.requests) == before
-    assert len(open_collection("c").search("zebrastone", top_k=12).hits) == 12
