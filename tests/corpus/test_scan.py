@@ -135,11 +135,13 @@ def test_hive_folders_become_typed_metadata(write_corpus: WriteCorpus) -> None:
 def test_a_column_of_a_file_is_taken_and_not_the_value_of_its_folder_and_a_warning_says_so(
     write_corpus: WriteCorpus,
 ) -> None:
-    folder = write_corpus("lang=de/a.parquet", id=["a"], text=["x"], lang=["fr"]).parents[1]
+    folder = write_corpus("lang=de/n=x/a.parquet", id=["a"], text=["x"], lang=["fr"], n=[7]).parents[2]
     write_corpus("lang=en/b.parquet", id=["b"], text=["y"])
-    [warning] = scan_sources([str(folder)], CONFIG).warnings
-    assert warning.startswith(f"column 'lang' of {folder}/lang=de/a.parquet is taken, and not the value")
-    assert [row["lang"] for row in read(folder)[0]] == ["fr", "en"]
+    found = checked(folder)
+    assert [warning.partition(", and not")[0] for warning in found.scan.warnings] == [
+        f"column {name!r} of {folder}/lang=de/n=x/a.parquet is taken" for name in ("lang", "n")
+    ]
+    assert [(row["lang"], row["n"]) for row in found.rows] == [("fr", 7), ("en", None)]
 
 
 @pytest.mark.parametrize(("value", "kind"), [("late", "string"), ("1.5", "double")])
