@@ -21,8 +21,8 @@ import pyarrow as pa
 from cairn.pipeline import errors
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.lexical.bm25 import Totals
-from cairn.pipeline.search.fusion import LateQuery
-from cairn.pipeline.search.reader import MatchesAsked, PassagesRead, TokenMatches, WindowScores
+from cairn.pipeline.search.fusion import LateQuery, Windows
+from cairn.pipeline.search.reader import MatchesAsked, PassagesAsked, PassagesRead, TokenMatches, WindowScores
 from cairn.pipeline.search.shards import parts
 
 MESSAGES: Final[Mapping[str, type]] = {
@@ -30,7 +30,9 @@ MESSAGES: Final[Mapping[str, type]] = {
     for each in (
         Totals,
         LateQuery,
+        Windows,
         MatchesAsked,
+        PassagesAsked,
         PassagesRead,
         TokenMatches,
         WindowScores,

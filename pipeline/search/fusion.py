@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from cairn.pipeline.index.segments.segment import TokenCodes, TokenVectors
@@ -286,14 +286,18 @@ ABSENT: Final = -2.0
 """Below any cosine."""
 BLOCK_ROWS: Final = 1_024
 """Chunks whose tokens are compared at once: at most 35 MB for 64 tokens each, whatever a window holds."""
-MaxSim = Callable[
-    [Int64[np.ndarray, " W"], Int64[np.ndarray, " W"], Int64[np.ndarray, " W"]], Float32[np.ndarray, " W"]
-]
-"""MaxSim of windows by their first chunk, the one behind their last, and the first of their document."""
 LEAST_WEIGHT: Final = 0.15
 """Of the heaviest token's weight: function words are below."""
 MAX_QUERY_TOKENS: Final = 128
 """Tokens of a query that judge, those of most weight: the cost grows with them."""
+
+
+class Windows(NamedTuple):
+    """Windows by their first chunk, the one behind their last, and the first chunk of their document."""
+
+    first_W: Int64[np.ndarray, " W"]
+    end_W: Int64[np.ndarray, " W"]
+    title_W: Int64[np.ndarray, " W"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -352,21 +356,20 @@ class JudgedWindows:
 
 
 def judge_windows(
-    max_sim: MaxSim,
+    max_sim: Callable[[Windows], Float32[np.ndarray, " W"]],
     scores_W: Float[np.ndarray, " W"],
-    first_W: Int64[np.ndarray, " W"],
-    end_W: Int64[np.ndarray, " W"],
-    title_W: Int64[np.ndarray, " W"],
+    windows: Windows,
 ) -> JudgedWindows:
-    """Judge the best of some windows, ties by place; ``title_W`` are the first chunks of their documents.
+    """Judge the best of some windows, ties by place.
 
     ``max_sim`` judges windows whose first chunks ascend, as :func:`window_max_sim` does for one query.
     """
     judged = best_places(scores_W, JUDGED_WINDOWS)
-    judged = judged[np.argsort(first_W[judged], kind="stable")]
-    max_sim_J = max_sim(first_W[judged], end_W[judged], title_W[judged])
+    judged = judged[np.argsort(windows.first_W[judged], kind="stable")]
+    own = Windows(*(each[judged] for each in windows))
+    max_sim_J = max_sim(own)
     return JudgedWindows(
-        first_J=first_W[judged],
+        first_J=own.first_W,
         max_sim_J=max_sim_J,
         low=float(max_sim_J.min()),
         high=float(max_sim_J.max()),
@@ -379,19 +382,13 @@ def best_places(scores_W: Float[np.ndarray, " W"], count: int) -> Int64[np.ndarr
     return few[np.argsort(-scores_W[few], kind="stable")[:count]]
 
 
-def window_max_sim(
-    stored: TokenVectors,
-    query: LateQuery,
-    first_W: Int64[np.ndarray, " W"],
-    end_W: Int64[np.ndarray, " W"],
-    title_W: Int64[np.ndarray, " W"],
-) -> Float32[np.ndarray, " W"]:
-    """Return MaxSim of windows of chunks, each with the title of the document that begins at ``title_W``.
+def window_max_sim(stored: TokenVectors, query: LateQuery, windows: Windows) -> Float32[np.ndarray, " W"]:
+    """Return MaxSim of windows of chunks, each with the title of its document.
 
     A window without a token in text or title has 0.
     """
-    best_Wq = _best_matches(stored, stored.chunks, query, first_W, end_W)
-    titles, place_W = np.unique(title_W, return_inverse=True)
+    best_Wq = _best_matches(stored, stored.chunks, query, windows.first_W, windows.end_W)
+    titles, place_W = np.unique(windows.title_W, return_inverse=True)
     title_Nq = _best_matches(stored, stored.titles, query, titles, titles + 1)
     best_Wq = np.maximum(best_Wq, title_Nq[place_W])
     return np.vecdot(np.where(best_Wq == ABSENT, np.float32(0.0), best_Wq), query.weights_q)

@@ -34,7 +34,7 @@ from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.fusion import ABSENT, BLOCK_ROWS, LateQuery
 from cairn.pipeline.search.ranking import ChosenPassage, PreparedSearch, Ranking, columns_shown, joined
-from cairn.pipeline.search.reader import IndexReader, MatchesAsked, TokenMatches, blocks
+from cairn.pipeline.search.reader import IndexReader, MatchesAsked, PassagesAsked, TokenMatches, blocks
 from cairn.pipeline.token_vectors.codebook import TokenCoder
 from cairn.pipeline.types import FAR, RESERVED_COLUMNS, Highlight, Hit, Passage, QueryTokens
 from jaxtyping import Float32, Int64, Shaped, UInt8
@@ -63,7 +63,7 @@ def make_hits(
     first_n, end_n = np.array([(each.first, each.end) for each in chosen], np.int64).reshape(-1, 2).T
     asked = _matches_at_once(rankings, explanations)
     with table_errors("reading the answer's documents", search.generation.layout):
-        read = search.reader.read_passages(positions, columns, first_n, end_n, asked)
+        read = search.reader.read_passages(PassagesAsked(positions, columns, first_n, end_n, asked))
     rows = iter(showable(read.table).to_pylist())
     spans = iter(zip(read.start_n.tolist(), read.end_n.tolist(), strict=True))
     return [

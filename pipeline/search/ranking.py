@@ -71,6 +71,7 @@ from cairn.pipeline.search.reader import (
     Nominees,
     ScoredWindows,
     ScoresAsked,
+    WordsAsked,
     WordScores,
     merge_nominees,
     score_windows,
@@ -128,14 +129,9 @@ class PreparedSearch:
             return None
         is_shown = bool(options.passages) and self.window != self.ranking_window
         shown = self.window if is_shown else None
-        return self.reader.read_words(
-            self.queries[index],
-            self.ranking_window,
-            shown,
-            self.allowed,
-            options.num_candidates,
-            self.alone,
-        )
+        limit, query = options.num_candidates, self.queries[index]
+        asked = WordsAsked(query, self.ranking_window, shown, self.allowed, limit, self.alone)
+        return self.reader.read_words(asked)
 
     def read_sparse(self, index: int) -> Found | None:
         """Return the best documents by a query's weights; None where they have no say or find nothing."""
@@ -377,9 +373,8 @@ def _with_late(search: PreparedSearch, candidates: _Candidates, query: LateQuery
     """Add to every document's score the MaxSim of its best window, 0 where none was judged."""
     every = np.arange(len(candidates.positions))
     windows = _score_windows(search, candidates, every, search.ranking_window)
-    titles, _ = search.generation.chunks_of(candidates.positions)
     max_sim = partial(candidates.stored.max_sim, query)
-    judged = judge_windows(max_sim, windows.scores, windows.first, windows.end, titles[windows.owner])
+    judged = judge_windows(max_sim, windows.scores, windows.places)
     fusion = LateFusion.of(candidates.scores, candidates.fusion, candidates.average_chunk)
     document_J = search.generation.owners_of(judged.first_J)
     max_sim_N = np.full(len(candidates.positions), judged.low, np.float32)
@@ -453,7 +448,7 @@ def _rank(search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndar
         passages = [found[place] for place in np.searchsorted(among, best).tolist()]
         if not found:
             most = int(windows.scores.argmax())
-            start, end = span_of(int(windows.first[most]), int(windows.end[most]))
+            start, end = span_of(int(windows.places.first_W[most]), int(windows.places.end_W[most]))
             warnings.append(budget_warning(options.max_characters, end - start))
     return Ranking(
         positions=candidates.positions[best],
@@ -466,7 +461,8 @@ def _rank(search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndar
 
 def _span_of(generation: Generation, windows: ScoredWindows) -> Callable[[int, int], tuple[int, int]]:
     """Return what gives start and end, in characters, of a run of chunks within a window."""
-    chunk_C = np.unique(ranges(windows.first, windows.end - windows.first))
+    first_W, end_W, _ = windows.places
+    chunk_C = np.unique(ranges(first_W, end_W - first_W))
     start_C, end_C = generation.spans_of(chunk_C, chunk_C + 1)
 
     def span_of(first: int, end: int) -> tuple[int, int]:
@@ -536,9 +532,8 @@ def _score_windows(
             parts["bm25"] = stored.words_W
         own = fusion.passages(parts["chunk"], parts.get("bm25"))
     if candidates.late is not None:
-        firsts, _ = search.generation.chunks_of(candidates.positions[chosen])
         scores = passage_scores(search.options, own, windows.owner, document_W)
-        max_sim = _late_of_windows(search, candidates, windows, scores, firsts[windows.owner], size)
+        max_sim = _late_of_windows(search, candidates, windows, scores, size)
         parts["late"] = max_sim
         own = candidates.late.fusion.passages(own, candidates.late.judged.scaled(max_sim))
     scores = passage_scores(search.options, own, windows.owner, document_W)
@@ -550,17 +545,16 @@ def _late_of_windows(
     candidates: _Candidates,
     windows: ScoredWindows,
     scores_W: Float[np.ndarray, " W"],
-    title_W: Int64[np.ndarray, " W"],
     size: int,
 ) -> Float32[np.ndarray, " W"]:
     """Return MaxSim of windows: what was judged, or the best of another size judged now."""
     late = candidates.late
     assert late is not None, "only judged candidates have windows that were judged"
     if size == search.ranking_window:
-        return late.judged.spread(windows.first)
+        return late.judged.spread(windows.places.first_W)
     max_sim = partial(candidates.stored.max_sim, late.query)
-    judged = judge_windows(max_sim, scores_W, windows.first, windows.end, title_W)
-    return np.maximum(judged.spread(windows.first), np.float32(late.judged.low))
+    judged = judge_windows(max_sim, scores_W, windows.places)
+    return np.maximum(judged.spread(windows.places.first_W), np.float32(late.judged.low))
 
 
 def _spread(
@@ -669,12 +663,11 @@ def best_of_each(
     A window that scores minus infinity is left out.
     """
     bounds = np.searchsorted(scored.owner, np.arange(num_documents + 1))
+    first_W, end_W, _ = scored.places
     chosen: list[list[ChosenPassage]] = []
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         own = [start + window for window in choose_windows(scored.scores[start:stop], size, limit)]
-        chosen.append(
-            [_passage(scored, window, int(scored.first[window]), int(scored.end[window])) for window in own]
-        )
+        chosen.append([_passage(scored, window, int(first_W[window]), int(end_W[window])) for window in own])
     return chosen
 
 
@@ -712,7 +705,7 @@ def best_within(
     """
     chosen: dict[int, list[ChosenPassage]] = {}
     characters, shown = 0, ShownTexts()
-    for window, first, end in new_pieces(scored.scores, scored.first, scored.end):
+    for window, first, end in new_pieces(scored.scores, *scored.places[:2]):
         owner = int(scored.owner[window])
         if owner not in chosen and len(chosen) == max_documents:
             continue

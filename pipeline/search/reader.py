@@ -37,7 +37,7 @@ from cairn.pipeline.index.segments.words import sparse_term
 from cairn.pipeline.lexical.bm25 import FewDocuments, Totals
 from cairn.pipeline.lexical.tokenizer import Variants, terms_of_query
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.fusion import LateQuery, window_max_sim
+from cairn.pipeline.search.fusion import LateQuery, Windows, window_max_sim
 from cairn.pipeline.types import SPARSE_STEP
 from cairn.pipeline.vector_index.faiss_index import NO_POSITION
 from jaxtyping import Bool, Float, Float32, Float64, Int64, UInt8
@@ -55,6 +55,21 @@ class Alone(NamedTuple):
     few: FewDocuments
     languages: tuple[str, ...]
     mean_chunk_V: Float32[np.ndarray, " V"]
+
+
+class WordsAsked(NamedTuple):
+    """A query whose words are looked for; only ``allowed`` documents are found, which ascend, None for all.
+
+    ``size`` is the number of chunks in the passages that rank, ``shown_size`` that of those that are shown,
+    None where they are the same. ``alone`` is None where all documents count.
+    """
+
+    query: str
+    size: int
+    shown_size: int | None
+    allowed: Int64[np.ndarray, " A"] | None
+    limit: int
+    alone: Alone | None
 
 
 class WordScores(Protocol):
@@ -154,14 +169,8 @@ class CandidateScores(Protocol):
         """Return the scores of every window of ``size`` chunks of some candidates, one after another."""
         ...
 
-    def max_sim(
-        self,
-        query: LateQuery,
-        first_W: Int64[np.ndarray, " W"],
-        end_W: Int64[np.ndarray, " W"],
-        title_W: Int64[np.ndarray, " W"],
-    ) -> Float32[np.ndarray, " W"]:
-        """Return MaxSim of windows of candidates, as :func:`window_max_sim` does; ``first_W`` ascend."""
+    def max_sim(self, query: LateQuery, windows: Windows) -> Float32[np.ndarray, " W"]:
+        """Return MaxSim of windows of candidates, as :func:`window_max_sim` does; first chunks ascend."""
         ...
 
 
@@ -194,6 +203,16 @@ class MatchesAsked:
     query: LateQuery
 
 
+class PassagesAsked(NamedTuple):
+    """Columns of documents, in the order asked, runs of chunks in them, and what is to be matched."""
+
+    positions: Int64[np.ndarray, " A"]
+    columns: Sequence[str]
+    first_n: Int64[np.ndarray, " n"]
+    end_n: Int64[np.ndarray, " n"]
+    matches: MatchesAsked | None = None
+
+
 class PassagesRead(NamedTuple):
     """Columns of documents, where runs of chunks begin and end in their texts, and what was matched."""
 
@@ -206,20 +225,8 @@ class PassagesRead(NamedTuple):
 class IndexReader(Protocol):
     """Reads one generation; safe to use from several threads."""
 
-    def read_words(
-        self,
-        query: str,
-        size: int,
-        shown_size: int | None,
-        allowed: Int64[np.ndarray, " A"] | None,
-        limit: int,
-        alone: Alone | None = None,
-    ) -> WordScores:
-        """Return the BM25 of a query; only ``allowed`` documents are found, ascending.
-
-        ``size`` is the number of chunks in the passages that rank, ``shown_size`` that of those that are
-        shown, None where they are the same. ``alone`` is None where all documents count.
-        """
+    def read_words(self, asked: WordsAsked) -> WordScores:
+        """Return the BM25 of a query."""
         ...
 
     def read_sparse(
@@ -236,14 +243,7 @@ class IndexReader(Protocol):
         """Return how tokens match a query's; C of the result is M + N."""
         ...
 
-    def read_passages(
-        self,
-        positions: Int64[np.ndarray, " A"],
-        columns: Sequence[str],
-        first_n: Int64[np.ndarray, " n"],
-        end_n: Int64[np.ndarray, " n"],
-        asked: MatchesAsked | None,
-    ) -> PassagesRead:
+    def read_passages(self, asked: PassagesAsked) -> PassagesRead:
         """Return columns of documents in the order asked, and the rest; a position may repeat."""
         ...
 
@@ -275,15 +275,8 @@ class LocalReader:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
 
-    def read_words(
-        self,
-        query: str,
-        size: int,
-        shown_size: int | None,
-        allowed: Int64[np.ndarray, " A"] | None,
-        limit: int,
-        alone: Alone | None = None,
-    ) -> LocalWords:
+    def read_words(self, asked: WordsAsked) -> LocalWords:
+        query, size, shown_size, allowed, limit, alone = asked
         generation, visible = self._generation, alone and alone.few
         few = few_documents(generation, allowed, visible)
         words = words_asked(query, generation.query_languages if alone is None else alone.languages)
@@ -352,18 +345,11 @@ class LocalReader:
             start_C=np.concatenate(starts),
         )
 
-    def read_passages(
-        self,
-        positions: Int64[np.ndarray, " A"],
-        columns: Sequence[str],
-        first_n: Int64[np.ndarray, " n"],
-        end_n: Int64[np.ndarray, " n"],
-        asked: MatchesAsked | None,
-    ) -> PassagesRead:
+    def read_passages(self, asked: PassagesAsked) -> PassagesRead:
         return PassagesRead(
-            self._generation.fetch_documents(positions, columns),
-            *self._generation.spans_of(first_n, end_n),
-            None if asked is None else self.token_matches(asked),
+            self._generation.fetch_documents(asked.positions, asked.columns),
+            *self._generation.spans_of(asked.first_n, asked.end_n),
+            None if asked.matches is None else self.token_matches(asked.matches),
         )
 
 
@@ -445,14 +431,8 @@ class LocalScores:
             words_W=bm25 and bm25.of(window_firsts(self.generation, self.positions[chosen], size)),
         )
 
-    def max_sim(
-        self,
-        query: LateQuery,
-        first_W: Int64[np.ndarray, " W"],
-        end_W: Int64[np.ndarray, " W"],
-        title_W: Int64[np.ndarray, " W"],
-    ) -> Float32[np.ndarray, " W"]:
-        return window_max_sim(_tokens(self.generation), query, first_W, end_W, title_W)
+    def max_sim(self, query: LateQuery, windows: Windows) -> Float32[np.ndarray, " W"]:
+        return window_max_sim(_tokens(self.generation), query, windows)
 
 
 def _tokens(generation: Generation) -> TokenVectors:
@@ -655,13 +635,11 @@ def sliding_sums(vectors_MV: Float32[np.ndarray, "M V"], size: int) -> Float32[n
 class ScoredWindows:
     """All windows of some documents, in order, with their scores and the parts those were made of.
 
-    Window w covers chunks ``first[w] : end[w]`` of the collection; ``owner`` is its document's index among
-    those asked for.
+    ``places`` are chunks of the collection; ``owner`` is a window's document's index among those asked for.
     """
 
     owner: Int64[np.ndarray, " W"]
-    first: Int64[np.ndarray, " W"]
-    end: Int64[np.ndarray, " W"]
+    places: Windows
     scores: Float[np.ndarray, " W"]
     parts: Mapping[str, Float32[np.ndarray, " W"]]
 
@@ -679,8 +657,7 @@ def score_windows(
     first = ranges(firsts, num_windows)
     return ScoredWindows(
         owner=owner,
-        first=first,
-        end=np.minimum(first + size, ends[owner]),
+        places=Windows(first, np.minimum(first + size, ends[owner]), firsts[owner]),
         scores=cosines,
         parts={"chunk": cosines},
     )

@@ -15,6 +15,7 @@ from cairn.pipeline.search.fusion import (
     LateFusion,
     LateQuery,
     Scale,
+    Windows,
     best_places,
     document_scores,
     judge_windows,
@@ -123,7 +124,7 @@ def test_window_max_sim_is_that_of_decoded_vectors(num_bytes: int):
     query = LateQuery.of(make_query([3, 1, 4, 1]), stored.codebook)
     assert query is not None
     windows = [(first, min(first + size, 40), first // 4 * 4) for first in range(38) for size in (1, 2, 3)]
-    found = window_max_sim(stored, query, *(np.array(each) for each in zip(*windows, strict=True)))
+    found = window_max_sim(stored, query, Windows(*map(np.array, zip(*windows, strict=True))))
 
     expected = [naive_max_sim(stored, query, *window) for window in windows]
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -136,7 +137,7 @@ def test_window_without_a_token_scores_nothing():
     assert query is not None
     stored = TokenVectors(codebook=codebook, chunks=empty, titles=empty)
 
-    found = window_max_sim(stored, query, np.array([0, 1]), np.array([2, 3]), np.array([0, 0]))
+    found = window_max_sim(stored, query, Windows(np.array([0, 1]), np.array([2, 3]), np.array([0, 0])))
     assert found.tolist() == [0.0, 0.0]
 
 
@@ -165,7 +166,9 @@ def test_judged_are_the_best_windows_and_others_gain_nothing():
     first = np.repeat(np.arange(36), 2)
     end = first + np.tile([1, 2], 36)
     scores = np.random.default_rng(5).random(len(first))
-    judged = judge_windows(partial(window_max_sim, stored, query), scores, first, end, first // 4 * 4)
+    judged = judge_windows(
+        partial(window_max_sim, stored, query), scores, Windows(first, end, first // 4 * 4)
+    )
 
     assert len(judged.first_J) == JUDGED_WINDOWS
     kept = np.argsort(-scores)[:JUDGED_WINDOWS]
@@ -190,9 +193,9 @@ def test_windows_of_many_chunks_take_no_more_memory_than_a_block():
     )
     query = LateQuery.of(make_query([place % VOCABULARY for place in range(128)]), codebook)
     assert query is not None
-    windows = (np.array([0, 5]), np.array([7_000, 8_000]), np.array([0, 0]))
+    windows = Windows(np.array([0, 5]), np.array([7_000, 8_000]), np.array([0, 0]))
     tracemalloc.start()
-    found = window_max_sim(stored, query, *windows)
+    found = window_max_sim(stored, query, windows)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 

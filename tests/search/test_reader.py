@@ -128,7 +128,8 @@ def test_scores_of_candidates_and_their_windows_equal_brute_force_for_any_block(
                 score = float(total @ query[0] / np.linalg.norm(total))
                 expected.append((owner, offset + start, offset + min(start + size, len(vectors)), score))
         owners, firsts, ends, cosines = ([row[part] for row in expected] for part in range(4))
-        assert (found.owner.tolist(), found.first.tolist(), found.end.tolist()) == (owners, firsts, ends)
+        assert (found.owner.tolist(), found.places.first_W.tolist()) == (owners, firsts)
+        assert found.places.end_W.tolist() == ends
         np.testing.assert_allclose(found.scores, cosines, atol=1e-6)
     chunks = [(stones.chunk_vectors[position] @ query[0]).max() for position in positions]
     np.testing.assert_allclose(scores.chunks(), chunks, atol=1e-6)

@@ -29,7 +29,7 @@ from cairn.pipeline.index.segments.segment import VectorIndex
 from cairn.pipeline.lexical.bm25 import Totals
 from cairn.pipeline.lexical.tokenizer import Variants
 from cairn.pipeline.search.filters import matching_documents, table_errors
-from cairn.pipeline.search.fusion import LateQuery, window_max_sim
+from cairn.pipeline.search.fusion import LateQuery, Windows, window_max_sim
 from cairn.pipeline.search.reader import (
     BM25Scores,
     Found,
@@ -366,17 +366,11 @@ class ShardPart:
         )
         return LocalScores(self.part, positions, vector_V, bm25)
 
-    def max_sim(
-        self,
-        query: LateQuery,
-        first_W: Int64[np.ndarray, " W"],
-        end_W: Int64[np.ndarray, " W"],
-        title_W: Int64[np.ndarray, " W"],
-    ) -> Float32[np.ndarray, " W"]:
+    def max_sim(self, query: LateQuery, windows: Windows) -> Float32[np.ndarray, " W"]:
         """Return MaxSim of windows."""
         stored = self.part.token_vectors
         assert stored is not None, "a projected query needs token vectors"
-        return window_max_sim(stored, query, first_W, end_W, title_W)
+        return window_max_sim(stored, query, windows)
 
     def _best_words(self, words: Words, allowed: Int64[np.ndarray, " A"] | None, num_best: int) -> BestWords:
         """Return the best allowed documents and passages by BM25."""

@@ -31,7 +31,7 @@ from cairn.pipeline.index.names import SIDE_FILES, partition_of
 from cairn.pipeline.index.segments.segment import CodeColumn, SegmentRows, TokenVectors
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.reader import MatchesAsked, PassagesRead, TokenMatches
+from cairn.pipeline.search.reader import MatchesAsked, PassagesAsked, PassagesRead, TokenMatches
 from cairn.pipeline.search.shards.parts import (
     Ask,
     MetDocuments,
@@ -327,28 +327,23 @@ class ShardedGeneration(Elsewhere):
     @override
     def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
         nothing = np.empty(0, np.int64)
-        return self.read_passages(np.asarray(positions, np.int64), columns, nothing, nothing, None).table
+        asked = PassagesAsked(np.asarray(positions, np.int64), columns, nothing, nothing)
+        return self.read_passages(asked).table
 
-    def read_passages(
-        self,
-        positions: Places,
-        columns: Sequence[str],
-        first_n: Places,
-        end_n: Places,
-        asked: MatchesAsked | None,
-    ) -> PassagesRead:
+    def read_passages(self, asked: PassagesAsked) -> PassagesRead:
         """Read columns and passages; a shard that has a passage has its document, so each is asked once."""
-        unique, inverse = np.unique(positions, return_inverse=True)
-        size_n, nothing, shards = end_n - first_n, np.empty(0, np.int64), self.shards
+        unique, inverse = np.unique(asked.positions, return_inverse=True)
+        size_n, nothing, shards = asked.end_n - asked.first_n, np.empty(0, np.int64), self.shards
         documents = {shard: numbers for shard, _, numbers in shards.documents.split(unique)}
-        passages = {shard: (own, first) for shard, own, first in shards.chunks.split(first_n)}
-        matches = {} if asked is None else self.own_matches(asked)
-        questions: dict[int, tuple[Any, ...]] = {}
+        passages = {shard: (own, first) for shard, own, first in shards.chunks.split(asked.first_n)}
+        matches = {} if asked.matches is None else self.own_matches(asked.matches)
+        questions: dict[int, tuple[PassagesAsked]] = {}
         for shard in sorted({*documents, *passages} or {*shards.filled[:1]} or {0}):
             own, first = passages.get(shard, (nothing, nothing))
             bounds = first, first + size_n[own]
             _, matched = matches.get(shard, (nothing, None))
-            questions[shard] = documents.get(shard, nothing), list(columns), *bounds, matched
+            own_documents = documents.get(shard, nothing)
+            questions[shard] = (PassagesAsked(own_documents, list(asked.columns), *bounds, matched),)
         found: dict[int, PassagesRead] = shards.each("reader.read_passages", questions)
         rows = pa.concat_tables([each.table for each in found.values()]).take(pa.array(inverse))
         spans = [(passages.get(shard, (nothing,))[0], each) for shard, each in found.items()]

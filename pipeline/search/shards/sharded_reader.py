@@ -24,18 +24,19 @@ from typing import Final
 
 import numpy as np
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.fusion import LateQuery
+from cairn.pipeline.search.fusion import LateQuery, Windows
 from cairn.pipeline.search.reader import (
-    Alone,
     Found,
     MatchesAsked,
     NearestAsked,
     Nominate,
     Nominees,
+    PassagesAsked,
     PassagesRead,
     ScoresAsked,
     TokenMatches,
     WindowScores,
+    WordsAsked,
     best_by_id,
     documents_of_best_chunks,
     documents_of_chunks,
@@ -230,23 +231,15 @@ class FetchedScores:
             words_W = self._joined(lambda scores: scores.windows and scores.windows.words_W)[places_W]
         return WindowScores(cosine_W=cosines[places_W], words_W=words_W)
 
-    def max_sim(
-        self,
-        query: LateQuery,
-        first_W: Int64[np.ndarray, " W"],
-        end_W: Int64[np.ndarray, " W"],
-        title_W: Int64[np.ndarray, " W"],
-    ) -> Float32[np.ndarray, " W"]:
-        before_W = first_W - title_W
+    def max_sim(self, query: LateQuery, windows: Windows) -> Float32[np.ndarray, " W"]:
+        first_W, end_W, title_W = windows
         found: list[tuple[int, Places, Float32[np.ndarray, " _"]]] = self._shards.owners(
             self._shards.chunks,
             "max_sim",
             first_W,
             lambda places, first: (
                 query,
-                first,
-                first + (end_W - first_W)[places],
-                first - before_W[places],
+                Windows(first, first + (end_W - first_W)[places], first - (first_W - title_W)[places]),
             ),
         )
         return in_order([each[1:] for each in found])
@@ -292,20 +285,14 @@ class ShardedReader:
         self._totals = CorpusTotals(generation)
         _ = generation.mean_chunk_vector  # asked for now, and not by the first search
 
-    def read_words(
-        self,
-        query: str,
-        size: int,
-        shown_size: int | None,
-        allowed: Int64[np.ndarray, " A"] | None,  # noqa: ARG002 - the shards are asked with the vector
-        limit: int,
-        alone: Alone | None = None,
-    ) -> FetchedWords:
+    def read_words(self, asked: WordsAsked) -> FetchedWords:
         """The shards are asked with the vector."""
-        assert alone is None, "a search in shards that should hide word statistics is refused"
-        shown = size if shown_size is None else shown_size
-        totals = self._totals.of(query, list(dict.fromkeys((size, shown))))
-        return FetchedWords(self._generation, Words(query=query, totals=totals, size=size), shown, limit)
+        assert asked.alone is None, "a search in shards that should hide word statistics is refused"
+        size = asked.size
+        shown = size if asked.shown_size is None else asked.shown_size
+        totals = self._totals.of(asked.query, list(dict.fromkeys((size, shown))))
+        words = Words(query=asked.query, totals=totals, size=size)
+        return FetchedWords(self._generation, words, shown, asked.limit)
 
     def read_sparse(
         self, query: Mapping[int, float], size: int, allowed: Int64[np.ndarray, " A"] | None, limit: int
@@ -329,15 +316,8 @@ class ShardedReader:
         )
         return joined_matches([(places, found[shard]) for shard, (places, _) in own.items()])
 
-    def read_passages(
-        self,
-        positions: Int64[np.ndarray, " A"],
-        columns: Sequence[str],
-        first_n: Int64[np.ndarray, " n"],
-        end_n: Int64[np.ndarray, " n"],
-        asked: MatchesAsked | None,
-    ) -> PassagesRead:
-        return self._generation.read_passages(positions, columns, first_n, end_n, asked)
+    def read_passages(self, asked: PassagesAsked) -> PassagesRead:
+        return self._generation.read_passages(asked)
 
     def _search(
         self,
