@@ -7,9 +7,13 @@ The second shape is Voyage's, and is spoken where the address ends in ``contextu
 written ``https://HOST/v1/embeddings#NAME``; the fragment is never sent as part of the address. The key comes
 from the environment, goes into one header, and stands in no other place: no redirect is followed.
 
+Requests are tasks of one event loop, on a thread that holds up no end of the process: an interrupt, a
+deadline or a close cancels them, a name that is being looked up included. Those that may have been answered
+are given some seconds first, since what they are answered is paid for.
+
 Broken connections and the statuses of :data:`PASSING` are tried again after Retry-After, which holds for all
-threads, else after pauses that double. An answer that cannot be used is tried again, too, but not for long. A
-batch that is refused for its size is halved, and later ones are no larger, unless it was one text that the
+requests, else after pauses that double. An answer that cannot be used is tried again, too, but not for long.
+A batch that is refused for its size is halved, and later ones are no larger, unless it was one text that the
 server refused. Where requests are answered too late, half as many are sent at once, and one more after every
 :data:`GOOD_ANSWERS` in time. How long all this goes on is a :class:`Patience`.
 """
@@ -221,7 +225,7 @@ _opening: Final = threading.Lock()
 class Server:
     """A client of one address, which gives ``gives``; safe to share between threads, and after a fork.
 
-    Requests are tasks of one event loop: coroutines run there, and other methods wait for them elsewhere.
+    Its coroutines run on the event loop; its other methods wait for them on other threads.
     """
 
     checking: asyncio.Lock
