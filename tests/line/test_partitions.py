@@ -274,7 +274,7 @@ def test_kill_of_a_publication_leaves_the_old_or_the_new_collection(
 
 
 @pytest.mark.parametrize(
-    ("point", "times"), [("shard-written", 1), ("partition-published", 2), ("documents-added", 1)]
+    ("point", "times"), [("shard-written", 4), ("partition-published", 2), ("documents-added", 1)]
 )
 def test_kill_of_a_first_ingest_leaves_nothing_and_the_next_goes_on(
     root: Path, point: str, times: int, ingest: Ingest
@@ -286,6 +286,9 @@ def test_kill_of_a_first_ingest_leaves_nothing_and_the_next_goes_on(
     report = ingest(FIRST)
     assert (0 < report.encoded < 24) if point == "shard-written" else report.encoded == 0
     assert sorted(contents(layout)) == IDS
+    held = [partition_of(doc_id, PARTITIONS) for doc_id in IDS]
+    status = open_collection("c", root=root).status()
+    assert [each["documents"] for each in status["partitions"]] == np.bincount(held).tolist()
 
 
 @pytest.mark.parametrize("cuts", [False, True])
