@@ -211,7 +211,7 @@ def _ranking(
     found_by_words = sparse is not None or any(map(len, words.nominees if words else ()))
     if not vector_V.any() and named is None and not found_by_words:
         return replace(NOTHING, warnings=[NO_WORD])
-    candidates = _candidates(search, vector_V, asked, sparse, late_query, nominees, named, is_known)
+    candidates = _score(search, vector_V, asked, nominees, sparse, late_query, named, is_known)
     chosen = _chosen(search, candidates)
     narrower: PreparedSearch | None = search
     for _ in range(MAX_GROUP_SEARCHES):
@@ -221,9 +221,7 @@ def _ranking(
         words_left, sparse_left = narrower.read_words(index), narrower.read_sparse(index)
         asked = _scores_asked(narrower, words_left, sparse_left, is_judged=late_query is not None)
         nominees = _nominate(narrower, vector_V[None])(0, asked)
-        candidates = _candidates(
-            narrower, vector_V, asked, sparse_left, late_query, nominees, named, is_known
-        )
+        candidates = _score(narrower, vector_V, asked, nominees, sparse_left, late_query, named, is_known)
         chosen = _chosen(narrower, candidates)
     ranking = _rank(search, candidates, chosen)
     by_words = words.nominees if words else ()
@@ -231,26 +229,6 @@ def _ranking(
     if is_unjudged and sparse is None and not any(map(len, by_words)):
         ranking = replace(ranking, warnings=[*ranking.warnings, BY_VECTORS_ALONE])
     return ranking
-
-
-def _candidates(
-    search: PreparedSearch,
-    vector_V: Float32[np.ndarray, " V"],
-    asked: ScoresAsked,
-    sparse: Found | None,
-    late_query: LateQuery | None,
-    nominees: Nominees,
-    named: int | None,
-    is_known: bool,
-) -> _Candidates:
-    """Score what was nominated for one query; token vectors judge where there is a ``late_query``.
-
-    ``named`` is the document whose id the query is; ``is_known`` says whether the model knows a word of it.
-    """
-    candidates = _score(search, vector_V, asked, nominees, sparse, named, is_known)
-    if late_query is not None:
-        candidates = _with_late(search, candidates, late_query)
-    return _with_named(candidates, named)
 
 
 def _with_named(candidates: _Candidates, named: int | None) -> _Candidates:
@@ -326,10 +304,14 @@ def _score(
     asked: ScoresAsked,
     nominees: Nominees,
     sparse: Found | None,
+    late_query: LateQuery | None,
     named: int | None,
     is_known: bool,
 ) -> _Candidates:
-    """Score every nominated document."""
+    """Score every nominated document; token vectors judge where there is a ``late_query``.
+
+    ``named`` is the document whose id the query is; ``is_known`` says whether the model knows a word of it.
+    """
     generation, options, words = search.generation, search.options, asked.words
     by_words = [*(words.nominees if words else ()), *asked.others]
     by_id = () if named is None else (np.array([named]),)
@@ -358,7 +340,7 @@ def _score(
         average_chunk=average_chunk,
         is_known=is_known,
     )
-    return _Candidates(
+    candidates = _Candidates(
         words=words,
         positions=positions,
         stored=stored,
@@ -367,6 +349,9 @@ def _score(
         fusion=fusion,
         average_chunk=average_chunk,
     )
+    if late_query is not None:
+        candidates = _with_late(search, candidates, late_query)
+    return _with_named(candidates, named)
 
 
 def _with_late(search: PreparedSearch, candidates: _Candidates, query: LateQuery) -> _Candidates:
