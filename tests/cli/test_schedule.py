@@ -63,9 +63,6 @@ def test_schedules_of_the_file_are_listed(call: Any, nightly: Path) -> None:
     assert (code, "At 02:30 every day" in out, "never" in out) == (0, True, True)
     nightly.unlink()
     assert "no schedules in" in call("schedule", "list")[1]
-
-
-def test_health_without_a_scheduler_is_one_sentence_and_exit_code_1(call: Any) -> None:
     code, _, err = call("schedule", "health")
     assert (code, err.count("\n"), "a scheduler must run the schedules of" in err) == (1, 1, True)
 
