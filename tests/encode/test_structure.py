@@ -160,11 +160,19 @@ def test_shown_chunk_does_not_end_with_the_heading_of_the_next(backbone):
     assert not [piece for piece in pieces[:-1] if piece.strip().rpartition("\n")[2].startswith("##")]
 
 
-def test_shown_chunk_is_never_white_space_alone_where_that_has_tokens():
+@pytest.mark.parametrize(
+    "text",
+    [
+        ("the cat on the mat" + "\n" * 30 + "A cat sat. It is old. ") * 8,
+        "the 😀👩‍🚀 stone, the mat " * 9,
+        "é" * 50,
+        "\n\t the",
+    ],
+)
+def test_shown_chunks_of_bytes_cover_the_text_and_are_never_white_space_alone(text):
     letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    text = ("the cat on the mat" + "\n" * 30 + "A cat sat. It is old. ") * 8
     pieces = _shown(tokenizer, text, 32)
     assert "".join(pieces) == text
     assert all(piece.strip() for piece in pieces)

@@ -7,7 +7,6 @@ from cairn.pipeline.model.engine.attention import Workspace
 from cairn.pipeline.model.engine.rectangle import LocalWindow
 
 HEADS, HEAD_DIM = 2, 4
-CPU = torch.device("cpu")
 
 
 def _naive(qkv_BS3Hd, lengths, num_context, radius):
@@ -21,24 +20,6 @@ def _naive(qkv_BS3Hd, lengths, num_context, radius):
                 if i != j and not (is_text and abs(i - j) <= radius):
                     scores[row, :, i, j] = -torch.inf
     return (scores.softmax(-1) @ value).transpose(1, 2).float()
-
-
-def _windowed(qkv_BS3Hd, lengths, num_context, radius, dtype=torch.float32):
-    num_rows, width = qkv_BS3Hd.shape[:2]
-    window = LocalWindow(
-        lengths,
-        num_tokens=width - num_context,
-        num_context=num_context,
-        radius=radius,
-        device=CPU,
-    )
-    flat = qkv_BS3Hd.reshape(-1, 3, HEADS, HEAD_DIM).to(dtype)
-    mixed = window.attend(flat, Workspace(CPU)).float()
-    return mixed.view(num_rows, width, HEADS, HEAD_DIM)
-
-
-def _random(num_rows, width):
-    return torch.randn(num_rows, width, 3, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(0))
 
 
 CASES = [
@@ -59,6 +40,12 @@ CASES = [
 @pytest.mark.parametrize(("lengths", "num_context", "radius"), CASES)
 def test_window_equals_the_masked_full_product(lengths, num_context, radius, dtype, worst):
     lengths = np.array(lengths)
-    qkv = _random(len(lengths), num_context + int(lengths.max())).to(dtype).float()
-    mixed = _windowed(qkv, lengths, num_context, radius, dtype)
+    num_tokens, generator = int(lengths.max()), torch.Generator().manual_seed(0)
+    shape = (len(lengths), num_context + num_tokens, 3, HEADS, HEAD_DIM)
+    qkv = torch.randn(shape, generator=generator).to(dtype).float()
+    window = LocalWindow(
+        lengths, num_tokens=num_tokens, num_context=num_context, radius=radius, device=torch.device("cpu")
+    )
+    mixed = window.attend(qkv.flatten(0, 1).to(dtype), Workspace(torch.device("cpu"))).float()
+    mixed = mixed.view(*shape[:2], HEADS, HEAD_DIM)
     assert float((mixed - _naive(qkv, lengths, num_context, radius)).abs().max()) <= worst

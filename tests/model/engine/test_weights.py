@@ -7,7 +7,7 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.attention import Workspace
-from cairn.pipeline.model.engine.layer import ACTIVATIONS
+from cairn.pipeline.model.engine.layer import ACTIVATIONS, Activation
 from cairn.pipeline.model.engine.transformer import Transformer, add_projection, project
 from cairn.pipeline.model.engine.weights import Linear
 
@@ -23,29 +23,18 @@ def linear(rows: int, columns: int, dtype: torch.dtype, *, bias: bool) -> Linear
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.5)])
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 300])
-def test_packed_projection_multiplies_as_the_plain_one(
-    num_rows: int, dtype: torch.dtype, tolerance: float, bias: bool
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS.values()])
+def test_packed_projection_multiplies_adds_and_activates_as_the_plain_one(
+    activation: Activation | None, num_rows: int, dtype: torch.dtype, tolerance: float, bias: bool
 ):
     plain = linear(48, 40, dtype, bias=bias)
-    packed = plain.packed()
+    packed, close = plain.packed(), {"atol": tolerance, "rtol": tolerance / 10}
     x = torch.randn(num_rows, 80, generator=torch.Generator().manual_seed(0)).to(dtype)[:, ::2]
+    expected, found = (project(each, x, Workspace(CPU), "product", activation) for each in (plain, packed))
+    torch.testing.assert_close(found, expected, **close)
     residual = torch.randn(num_rows, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expected, found = (project(each, x, Workspace(CPU), "product") for each in (plain, packed))
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
-
     expected, found = (add_projection(each, x, residual.clone()) for each in (plain, packed))
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
-
-
-@pytest.mark.parametrize("name", list(ACTIVATIONS))
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.5)])
-def test_packed_projection_activates_as_the_plain_one(name: str, dtype: torch.dtype, tolerance: float):
-    plain = linear(48, 40, dtype, bias=True)
-    x = torch.randn(7, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
-    expected, found = (
-        project(each, x, Workspace(CPU), "product", ACTIVATIONS[name]) for each in (plain, plain.packed())
-    )
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
+    torch.testing.assert_close(found, expected, **close)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
