@@ -14,7 +14,7 @@ from cairn.pipeline.lab.train.pretrain import new_checkpoint
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from safetensors.torch import load_file, save_file
 
-from tests.model.published import GTE_NAMES, NOMIC_NAMES
+from tests.model.published import NATIVE_WEIGHTS
 from tests.model.transformers_families import make_family as make_family
 
 DIM, HEADS = 32, 4
@@ -101,6 +101,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+NOMIC_NAMES = {
+    "encoder.layers": "layers",
+    "emb_ln": "embeddings.LayerNorm",
+    "attn.out_proj": "self_attn.o_proj",
+    "fc11": "up_proj",
+    "fc12": "gate_proj",
+    "fc2": "down_proj",
+    "norm1": "post_attention_layernorm",
+    "norm2": "post_mlp_layernorm",
+}
+GTE_NAMES = {
+    "encoder.layer": "layers",
+    "attention.": "self_attn.",
+    "attn_ln": "post_attention_layernorm",
+    "mlp_ln": "post_mlp_layernorm",
+}
+
+
 def as_published(
     family: str, config: dict[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
@@ -135,14 +153,15 @@ def make(
         config: dict[str, Any] = {"model_type": family, **vocabulary, **FAMILIES[family], **changes}
         config = {name: value for name, value in config.items() if value is not None or name not in changes}
         generator = torch.Generator().manual_seed(2)
-        published = as_published(family, config, new_checkpoint(config, tokenizer).tensors)
-        tensors: dict[str, torch.Tensor] = {}
-        prefix = ("model." if "num_key_value_heads" in config else "") if prefix is None else prefix
-        for name, drawn in published.items():
+        native: dict[str, torch.Tensor] = {}
+        for name, drawn in new_checkpoint(config, tokenizer).tensors.items():
             random = torch.randn(drawn.shape, generator=generator)
             scale = 0.15 if drawn.ndim > 1 else 0.3 if name.endswith("bias") else 0.1
             is_table = drawn.ndim > 1 and len(drawn) >= vocabulary["vocab_size"] and "emb" in name
-            tensors[prefix + name] = random if is_table else random * scale + float(drawn.flatten()[0] == 1)
+            native[name] = random if is_table else random * scale + float(drawn.flatten()[0] == 1)
+        prefix = ("model." if "num_key_value_heads" in config else "") if prefix is None else prefix
+        published = as_published(family, config, native)
+        tensors = {prefix + name: tensor for name, tensor in published.items()}
         if prefix:
             tensors["lm_head.weight"] = torch.zeros(vocabulary["vocab_size"], DIM)
         folder = tmp_path_factory.mktemp(family) / "model"
@@ -150,6 +169,7 @@ def make(
         shutil.copy(tiny_model_folder / "tokenizer.json", folder)
         (folder / "config.json").write_text(json.dumps(config))
         save_file(tensors, folder / "model.safetensors")
+        save_file(native, folder / NATIVE_WEIGHTS)
         return folder
 
     return write

@@ -35,22 +35,9 @@ _NOMIC_SETTINGS = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-NOMIC_NAMES = {
-    "encoder.layers": "layers",
-    "emb_ln": "embeddings.LayerNorm",
-    "attn.out_proj": "self_attn.o_proj",
-    "fc11": "up_proj",
-    "fc12": "gate_proj",
-    "fc2": "down_proj",
-    "norm1": "post_attention_layernorm",
-    "norm2": "post_mlp_layernorm",
-}
-GTE_NAMES = {
-    "encoder.layer": "layers",
-    "attention.": "self_attn.",
-    "attn_ln": "post_attention_layernorm",
-    "mlp_ln": "post_mlp_layernorm",
-}
+NATIVE_WEIGHTS = "native.safetensors"
+"""Beside the weights in their authors' names: the same in those of transformers, as ``make`` drew them."""
+
 _TYPES = "embeddings.token_type_embeddings.weight"
 
 
@@ -108,7 +95,7 @@ def native(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         rope = {"rope_type": "default", "rope_theta": config["rotary_emb_base"]}
         named = {name: config[published] for published, name in _NOMIC_SETTINGS.items()}
         kept = {name: config[name] for name in ("model_type", "type_vocab_size", "vocab_size")}
-        return {**kept, **named, "rope_parameters": rope}, _renamed(tensors, NOMIC_NAMES)
+        return {**kept, **named, "rope_parameters": rope}, load_file(folder / NATIVE_WEIGHTS)
     if config["model_type"] == "new":
         scaling, theta = config.pop("rope_scaling", None), config.pop("rope_theta")
         rope = {"rope_type": "default", "rope_theta": theta}
@@ -118,29 +105,9 @@ def native(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             rope = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / 8)}
         for name in ("pack_qkv", "logn_attention_scale"):
             config.pop(name)
-        return config | {"model_type": "gte", "rope_parameters": rope}, _renamed(tensors, GTE_NAMES)
+        return config | {"model_type": "gte", "rope_parameters": rope}, load_file(folder / NATIVE_WEIGHTS)
     known = {"bidirectional_pplx_qwen3": "qwen3", "m3bert": "llama"}
     return config | {"model_type": known.get(config["model_type"], config["model_type"])}, tensors
-
-
-def _renamed(tensors: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
-    renamed: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        for old, new in names.items():
-            name = name.replace(old, new)
-        for joint, parts in (
-            ("attn.Wqkv", "qkv"),
-            ("self_attn.qkv_proj", "qkv"),
-            ("mlp.up_gate_proj", ("up", "gate")),
-        ):
-            if joint in name:
-                folder = "mlp" if joint.startswith("mlp") else "self_attn"
-                for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
-                    renamed[name.replace(joint, f"{folder}.{part}_proj")] = rows.clone()
-                break
-        else:
-            renamed[name] = tensor
-    return renamed
 
 
 def visible_bias(visible: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A Mistral inside an NV-Embed: its states, its latent attention without instructions, and what is refused."""
+"""A Mistral inside an NV-Embed: its states, its latent attention, and what is refused."""
 
 from __future__ import annotations
 
