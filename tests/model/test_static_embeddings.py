@@ -44,33 +44,23 @@ def texts(num_texts: int = 400) -> list[str]:
     ]
 
 
-def embedder_and_fit(sample: list[str]) -> tuple[StaticEmbedder, dict[str, np.ndarray]]:
-    fit = fit_static(table(), word_tokenizer(), sample)
+def fitted(sample: list[str] | None = None) -> tuple[StaticEmbedder, dict[str, np.ndarray]]:
+    fit = fit_static(table(), word_tokenizer(), texts() if sample is None else sample)
     return StaticEmbedder(table(), word_tokenizer(), fit), fit
-
-
-def fitted(sample: list[str] | None = None) -> StaticEmbedder:
-    return embedder_and_fit(texts() if sample is None else sample)[0]
 
 
 def naive_vectors(rows: list[str], fit: dict[str, np.ndarray]) -> np.ndarray:
     vectors = []
     for text in rows:
         tokens = [WORDS.index(word) + 3 for word in text.split() if word in WORDS]
-        summed = (
-            sum(
-                (float(fit[WEIGHTS][token]) * table()[token].astype(float) for token in tokens),
-                np.zeros(24),
-            )
-            @ fit[PROJECTION]
-        )
-        length = np.linalg.norm(summed)
-        vectors.append(summed / length if length else summed)
+        weighted = [float(fit[WEIGHTS][token]) * table()[token].astype(float) for token in tokens]
+        summed = sum(weighted, np.zeros(24)) @ fit[PROJECTION]
+        vectors.append(summed / (np.linalg.norm(summed) or 1.0))
     return np.array(vectors)
 
 
 def test_embed_equals_naive_weighted_mean() -> None:
-    embedder, fit = embedder_and_fit(texts())
+    embedder, fit = fitted()
     rows = [*texts()[:20], " ".join(WORDS[:100])]  # the tokenizer itself would pad and cut
     np.testing.assert_allclose(embedder.embed(rows), naive_vectors(rows, fit), atol=1e-5)
 
@@ -84,7 +74,7 @@ def test_fit_weights_equal_the_smooth_inverse_document_frequency() -> None:
 
 
 def test_fit_removes_the_first_singular_direction_and_scales_the_others_by_a_fourth_root() -> None:
-    _, fit = embedder_and_fit(texts())
+    _, fit = fitted()
     raw = {**fit, PROJECTION: np.eye(24, dtype=np.float32)}
     _, singular, directions = np.linalg.svd(naive_vectors(texts(), raw), full_matrices=False)
     np.testing.assert_allclose(directions[0] @ fit[PROJECTION], 0.0, atol=1e-4)
@@ -98,7 +88,7 @@ def test_fit_removes_the_first_singular_direction_and_scales_the_others_by_a_fou
 
 @pytest.mark.parametrize("sample", [[], [""], ["w1"], ["w1"] * 100, ["[UNK] ?"] * 100])
 def test_fit_of_a_degenerate_sample_still_embeds_finite_vectors(sample: list[str]) -> None:
-    vectors = fitted(sample).embed(["w1 w2", "w3"])
+    vectors = fitted(sample)[0].embed(["w1 w2", "w3"])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
 
 
@@ -111,7 +101,7 @@ def test_fit_reads_evenly_spaced_texts_of_a_large_sample(monkeypatch: pytest.Mon
 
 
 def test_embed_of_a_text_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    embedder = fitted()
+    embedder, _ = fitted()
     together = embedder.embed(texts())
     monkeypatch.setattr(static_embeddings, "BLOCK_TEXTS", 3)
     np.testing.assert_array_equal(
@@ -131,15 +121,11 @@ def test_embed_reads_the_first_known_words_and_leaves_the_callers_tokenizer_as_i
 
 
 def test_fingerprint_changes_with_table_and_fit() -> None:
-    _, fit = embedder_and_fit(texts())
+    (embedder, fit), (other, _) = fitted(), fitted(texts()[:300])
     moved = table()
     moved[7, 7] += 1
-    other = fit_static(table(), word_tokenizer(), texts()[:300])
-    fingerprints = [
-        StaticEmbedder(tokens, word_tokenizer(), kept).fingerprint
-        for tokens, kept in ((table(), fit), (moved, fit), (table(), other))
-    ]
-    assert len(set(fingerprints)) == 3
+    of_moved = StaticEmbedder(moved, word_tokenizer(), fit)
+    assert len({each.fingerprint for each in (embedder, of_moved, other)}) == 3
 
 
 def test_fit_or_table_of_something_else_is_refused() -> None:
