@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from cairn.pipeline.corpus import file_identity
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.types import IngestReport
+from docx import Document
 
+from tests.corpus.test_documents import page, pdf
 from tests.small_ingests import stopped_at
 
 
@@ -105,3 +109,54 @@ def test_documents_that_take_the_place_of_those_of_another_source_are_named(
     build_index(["A"], root, "d", both)
     assert build_index(["B"], root, "d", both).warnings == usual
     assert open_collection("d", root=root).documents.ids() == ["A/README.md", "B/README.md"]
+
+
+@pytest.mark.slow
+def test_500_documents_of_five_kinds_are_one_ingest_and_each_answer_shows_its_page(
+    tmp_path: Path, root: Path, config: IngestConfig
+) -> None:
+    folder = tmp_path / "press"
+    folder.mkdir()
+    filler = [f"{'river old stone path mat '[:-1]} {line}" for line in range(8)]
+    asked: list[tuple[str, str, str]] = []  # a word, the document that has it, and where
+
+    def words(kind: str, number: int, num_pages: int, place: Callable[[int], str]) -> list[list[str]]:
+        name = f"{number}.{kind}"
+
+        def word(at: int) -> str:
+            return kind + f"{number:02}{at}".translate(str.maketrans("0123456789", "abcdefghij")) + "k"
+
+        asked.extend((word(at), name, place(at)) for at in range(1, num_pages + 1))
+        return [[word(at), *filler] for at in range(1, num_pages + 1)]
+
+    for number in range(100):
+        pdf(folder / f"{number}.pdf", *(page(*each) for each in words("pdf", number, 3, "page {}".format)))
+        made = Document()
+        for place, lines in enumerate(words("docx", number, 2, "page {}".format)):
+            if place:
+                made.add_page_break()
+            made.add_paragraph("\n".join(lines))
+        made.save(str(folder / f"{number}.docx"))
+        ((first, *_), (second, *_)) = words("md", number, 2, "section {}".format)
+        (folder / f"{number}.md").write_text(
+            f"# 1\n\n{first}\n\n{' '.join(filler)}\n\n# 2\n\n{second}\n\n{' '.join(filler)}\n"
+        )
+        ((first, *_), (second, *_)) = words("html", number, 2, "section {}".format)
+        (folder / f"{number}.html").write_text(
+            f"<h1>1</h1><p>{first}<p>{' '.join(filler)}<h1>2</h1><p>{second}<p>{' '.join(filler)}"
+        )
+    rows = "".join(f"row{number},csv{number}x1 {filler[0]}\n" for number in range(100))
+    (folder / "rows.csv").write_text(f"id,text\n{rows}")
+    report = build_index([str(folder)], root, "c", config)
+    assert (report.indexed, report.quarantined) == (500, 0)
+    found = open_collection("c", root=root)
+    for word, doc_id, place in asked[::7]:
+        hits = {hit.doc_id: hit for hit in found.search(word, top_k=5, chunk_tokens=16).hits}
+        kind, number = place.split()
+        for passage in hits[doc_id].passages:
+            shown = re.findall(r"\d+", passage.page or "")
+            assert (passage.page or "").startswith(kind)
+            assert word not in passage.text or shown[0] <= number <= shown[-1]
+    for number in range(0, 100, 10):
+        hits = {hit.doc_id: hit for hit in found.search(f"row{number}", top_k=5).hits}
+        assert [passage.page for passage in hits[f"row{number}"].passages] == [None]
