@@ -34,6 +34,8 @@ from cairn.pipeline.errors import (
 _CONFIG_NAME: Final = "job.toml"
 _OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED")
 _POLL_SECONDS: Final = 1.0
+AGENT_SECONDS: Final = 120.0
+"""How long a cluster that answers may take until it takes jobs."""
 _WITHOUT_CLUSTER: Final = (
     "start one with `ray start --head`, or give the dashboard of another with --address; without a cluster, "
     "run the job here with `python -m cairn.jobs.JOB --config FILE`, JOB being the file's `job`"
@@ -116,19 +118,23 @@ class JobServer:
         words = ("python", "-m", f"cairn.jobs.{job.name}", "--config", _CONFIG_NAME, "--folder", str(folder))
         with tempfile.TemporaryDirectory(prefix="cairn-submit-") as packed:
             (Path(packed) / _CONFIG_NAME).write_bytes(content)
-            try:
-                with self._answers():
-                    self._client.submit_job(
-                        entrypoint=shlex.join(words),
-                        submission_id=submission_id,
-                        runtime_env={"working_dir": packed},
-                    )
-            except (ClusterError, ClusterUnreachableError):
-                # Another process submitted the same job, or our request arrived and its answer was lost.
-                if submission_id not in self._statuses(name):
-                    raise
-                return Submission(submission_id=submission_id)
-        return Submission(submission_id=submission_id, is_new=True)
+            deadline = time.monotonic() + AGENT_SECONDS
+            while True:
+                try:
+                    with self._answers():
+                        self._client.submit_job(
+                            entrypoint=shlex.join(words),
+                            submission_id=submission_id,
+                            runtime_env={"working_dir": packed},
+                        )
+                    return Submission(submission_id=submission_id, is_new=True)
+                except (ClusterError, ClusterUnreachableError) as error:
+                    # Another process submitted the same job, or our request arrived and its answer was lost.
+                    if submission_id in self._statuses(name):
+                        return Submission(submission_id=submission_id)
+                    if _NO_AGENT not in str(error) or time.monotonic() >= deadline:
+                        raise
+                time.sleep(_POLL_SECONDS)
 
     def follow(self, submission_id: str, write: Callable[[str], object]) -> Outcome:
         """Write a job's log as it grows until the job is over. An interrupt leaves the job to itself."""

@@ -178,35 +178,57 @@ def test_job_that_did_not_work_says_why(
 
 
 class FakeDashboard:
-    """A cluster that answers submissions with a failure; ``submitted`` are those it has taken."""
+    """A cluster whose answers to submissions are these; ``submitted`` are those it has taken."""
 
-    def __init__(self, failure: Exception) -> None:
-        self._failure = failure
+    def __init__(self, *answers: Exception | None) -> None:
+        self._answers = list(answers)
         self.submitted: list[str] = []
 
     def submit_job(self, submission_id: str, **_: Any) -> None:
-        raise self._failure
+        answer = self._answers.pop(0)
+        if answer is not None:
+            raise answer
+        self.submitted.append(submission_id)
 
     def list_jobs(self) -> list[Any]:
         return [SimpleNamespace(submission_id=each, status="PENDING") for each in self.submitted]
 
 
+NOT_READY = "No available agent to submit job, please try again later"
+
+
+def failed(told: str) -> RuntimeError:
+    """Return a failure as Ray's client raises it."""
+    return RuntimeError(f"Request failed with status code 500: {told}.")
+
+
 @pytest.mark.parametrize(
     ("told", "error", "exit_code"),
-    [
-        ("disk is full", ClusterError, 1),
-        ("No available agent to submit job, please try again later", ClusterUnreachableError, 75),
-    ],
+    [("disk is full", ClusterError, 1), (NOT_READY, ClusterUnreachableError, 75)],
 )
-def test_cluster_that_refuses_a_job_or_is_not_ready_says_so(
-    fake_server: Callable[..., JobServer], config: Path, told: str, error: type[Exception], exit_code: int
+def test_cluster_that_refuses_a_job_or_does_not_get_ready_says_so(
+    fake_server: Callable[..., JobServer],
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: str,
+    error: type[Exception],
+    exit_code: int,
 ):
+    monkeypatch.setattr("cairn.jobs.ray_cluster.submission.AGENT_SECONDS", 0.0)
     server = fake_server("")
-    server._client = FakeDashboard(RuntimeError(f"Request failed with status code 500: {told}."))
+    server._client = FakeDashboard(failed(told))
     sentence = f"the dashboard of a Ray cluster must answer at 'http://head:8265', got .*{told}"
     with pytest.raises(error, match=sentence) as caught:
         server.submit(config)
     assert caught.value.exit_code == exit_code
+
+
+def test_cluster_that_gets_ready_is_waited_for(fake_server: Callable[..., JobServer], config: Path):
+    server = fake_server("")
+    server._client = FakeDashboard(failed(NOT_READY), None)
+    submission = server.submit(config)
+    assert submission.is_new
+    assert server._client.submitted == [submission.submission_id]
 
 
 def test_submission_that_arrives_and_whose_answer_is_lost_is_followed_and_sent_once(
