@@ -30,7 +30,7 @@ class NamedPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Numbers(click.ParamType):
+class NumbersType(click.ParamType):
     """``32,64,128`` or, in ``cairn.toml``, ``[32, 64, 128]``."""
 
     name = "number,…"
@@ -48,7 +48,7 @@ class Numbers(click.ParamType):
             )
 
 
-class Prefix(click.ParamType):
+class PrefixType(click.ParamType):
     r"""A text whose ``\n`` is a line break, as in TOML: a shell hands it on as two characters."""
 
     name = "text"
@@ -79,7 +79,7 @@ _TYPES: Final[Mapping[Any, Any]] = {
     float: float,
     Path: NamedPath(path_type=Path, dir_okay=False),
     tuple[str, ...]: str,
-    tuple[int, ...]: Numbers(),
+    tuple[int, ...]: NumbersType(),
 }
 
 
@@ -190,7 +190,7 @@ def click_option(
     else:
         kind: Any = click.Choice(each.choices) if each.choices else _TYPES[each.kind]
         if each.name in _PREFIXES:
-            kind = Prefix()
+            kind = PrefixType()
         is_list = each.kind == tuple[str, ...]
         settings |= {"type": kind, "multiple": is_list, "metavar": about.metavar}
         if default is not None:  # click takes None for one, and then requires nothing

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-from cairn.cli.options import FieldOption, NamedPath, Numbers
+from cairn.cli.options import FieldOption, NamedPath, NumbersType
 from cairn.cli.terminal import warn
 from cairn.pipeline.config import DEFAULT_ROOT
 from cairn.pipeline.errors import ConfigError
@@ -111,7 +111,7 @@ def settings_of_verb(
 
 def _check(what: str, option: click.Option, value: Any) -> None:
     """Refuse a value that the option must not have; ``what`` begins the sentence."""
-    if isinstance(option.type, Numbers):
+    if isinstance(option.type, NumbersType):
         return  # which reads it itself
     if isinstance(option, FieldOption) and option.field is not None and option.field.is_checked:
         check_value(replace(option.field, name=what, is_optional=False), value, None)

@@ -17,7 +17,7 @@ from cairn.pipeline.counted import counted
 
 if TYPE_CHECKING:
     from cairn.pipeline.lab.evaluate.bench import Cost, SystemResult
-    from cairn.pipeline.lab.evaluate.measures import Comparison
+    from cairn.pipeline.lab.evaluate.measures import PairedComparison
     from cairn.pipeline.lab.evaluate.report import Report
     from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
     from cairn.pipeline.lab.evaluate.systems import System
@@ -262,7 +262,7 @@ def _difference_rows(
         yield (name, *(cell for comparison in compared for cell in _compared_cells(comparison)))
 
 
-def _compared_cells(comparison: Comparison) -> tuple[str, str, str]:
+def _compared_cells(comparison: PairedComparison) -> tuple[str, str, str]:
     """Return a difference, its interval and its p-value as cells."""
     return (
         f"{comparison.difference:+.4f}",

@@ -53,7 +53,7 @@ class Submission:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class JobOutcome:
     """How a job ended, and the report it left as the last JSON object of its log."""
 
     exit_code: int
@@ -136,7 +136,7 @@ class JobServer:
                         raise
                 time.sleep(_POLL_SECONDS)
 
-    def follow(self, submission_id: str, write: Callable[[str], object]) -> Outcome:
+    def follow(self, submission_id: str, write: Callable[[str], object]) -> JobOutcome:
         """Write a job's log as it grows until the job is over. An interrupt leaves the job to itself."""
         log = ""
         while True:
@@ -156,7 +156,7 @@ class JobServer:
                     "the same version"
                 )
             code = details.driver_exit_code or 0
-            return Outcome(
+            return JobOutcome(
                 exit_code=code if code >= 0 else 128 - code, report=_report(log)
             )  # a signal's, as a shell counts it
         reason = (details.message or "no reason").strip()

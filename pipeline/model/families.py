@@ -40,7 +40,7 @@ from cairn.pipeline.model.engine.attention import BUCKETS, RelativeBias
 from cairn.pipeline.model.engine.layer import Activation, Layer, Mlp, activation_named
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.rotary import RotaryTable, even_head_dim, read_rotary
-from cairn.pipeline.model.engine.transformer import Embedding, Transformer
+from cairn.pipeline.model.engine.transformer import InputEmbedding, Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear, Norm, WeightReader
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.first_layers import LAYER_COUNTS
@@ -145,7 +145,7 @@ def _transformer(
     reader: WeightReader,
     names: _Names,
     shape: Shape,
-    embedding: Embedding,
+    embedding: InputEmbedding,
     *,
     inner: int,
     activation: Activation,
@@ -243,7 +243,7 @@ def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devic
         reader,
         _DISTIL if is_distilled else _MPNET if is_mpnet else _BERT,
         _shape(num_heads, width // num_heads, len(positions_PD)),
-        Embedding(tokens_VD=tokens_VD, positions_PD=positions_PD, token_type_D=types_D, norm=norm),
+        InputEmbedding(tokens_VD=tokens_VD, positions_PD=positions_PD, token_type_D=types_D, norm=norm),
         inner=checkpoint.integer("intermediate_size", "hidden_dim"),
         activation=_activation(checkpoint, "activation" if is_distilled else "hidden_act"),
         biases=(True, True, True, True),
@@ -342,13 +342,13 @@ def _require_plain_rope(variant: object) -> None:
 
 def _embedding(
     checkpoint: Checkpoint, reader: WeightReader, width: int, norm_name: str, *, default_types: int
-) -> Embedding:
+) -> InputEmbedding:
     """Read tables without positions; a model without types, such as gte-base-en-v1.5, has none of type 0."""
     tokens_VD, types_D = reader.read(_TOKENS, (checkpoint.integer("vocab_size"), width)), None
     if checkpoint.config.get("type_vocab_size", default_types) != 0:
         num_types = checkpoint.integer("type_vocab_size", default=default_types)
         types_D = reader.read(_TYPES, (num_types, width))[0].clone()
-    return Embedding(
+    return InputEmbedding(
         tokens_VD=tokens_VD, token_type_D=types_D, norm=reader.norm(norm_name, width, torch.float32)
     )
 
@@ -421,7 +421,7 @@ def read_modernbert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch
         reader,
         _MODERN,
         shape,
-        Embedding(
+        InputEmbedding(
             tokens_VD=reader.read(_MODERN_TOKENS, (checkpoint.integer("vocab_size"), width)),
             norm=reader.norm("embeddings.norm", width, torch.float32, bias=norm_bias),
         ),
@@ -514,7 +514,7 @@ def read_decoder(
         reader,
         _DECODER,
         shape,
-        Embedding(tokens_VD=reader.read(tokens, (checkpoint.integer("vocab_size"), width))),
+        InputEmbedding(tokens_VD=reader.read(tokens, (checkpoint.integer("vocab_size"), width))),
         inner=checkpoint.integer("intermediate_size"),
         activation=_activation(checkpoint, default="silu"),
         biases=(input_bias, output_bias, mlp_bias, mlp_bias),

@@ -404,7 +404,7 @@ async def search_collection(request: SearchRequest, asked: Searched) -> Response
         many = {"generation": found[0].generation, "answers": answers}
         return json_response(many if is_list else answers[0])
     assert isinstance(request.query, str), "a list of queries has no pages"
-    page = Page.of(cursor, request.query, options)
+    page = CursorPage.of(cursor, request.query, options)
     served = await asked.served()
     (result,) = await asked.search([request.query], page.options(options, request.top_k))
     if await asked.served() is not served:  # which of the two answered cannot be told
@@ -429,7 +429,7 @@ _CURSOR: Final = re.compile(r"([0-9a-f]{16})-([0-9]{1,3})-([0-9a-f]{16})")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class CursorPage:
     """A page of a request's ranking; ``generation`` is the hash of one, None on the first page."""
 
     request: str
@@ -437,7 +437,7 @@ class Page:
     generation: str | None
 
     @classmethod
-    def of(cls, cursor: str, query: str, options: Mapping[str, Any]) -> Page:
+    def of(cls, cursor: str, query: str, options: Mapping[str, Any]) -> CursorPage:
         """Read a cursor; one of another query or other options raises :class:`ProblemError`.
 
         The size of a page and its text may differ.

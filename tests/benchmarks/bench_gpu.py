@@ -46,7 +46,7 @@ from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder, autocast
 from cairn.pipeline.lab.train.losses import contrastive_loss
 from cairn.pipeline.lab.train.packed_rows import apart, split
 from cairn.pipeline.lab.train.settings import TrainConfig
-from cairn.pipeline.lab.train.trainer import Batch, add_gradient, make_optimizer
+from cairn.pipeline.lab.train.trainer import TrainingBatch, add_gradient, make_optimizer
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
@@ -319,7 +319,7 @@ def time_training(folder: Path, size: Size, device: torch.device, peak_tflops: f
             optimizer.zero_grad(set_to_none=True)
             first = [partial(embed_context, part) for part in read]
             second = [partial(embed, part) for part in split(rows, config.micro_batch_tokens)]
-            batch = Batch(backward=lambda: cached_backward(first, second, loss_of))
+            batch = TrainingBatch(backward=lambda: cached_backward(first, second, loss_of))
             losses.append(add_gradient(batch, model)[0])
             optimizer.step()
 

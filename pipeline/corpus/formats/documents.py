@@ -63,7 +63,7 @@ from cairn.pipeline.corpus.formats.paged import (
     cleaned,
 )
 from cairn.pipeline.corpus.formats.right_to_left import RIGHT_TO_LEFT, text_in_reading_order
-from cairn.pipeline.corpus.formats.text import DOCUMENT_SCHEMA, Document, TextFormat, without_pictures
+from cairn.pipeline.corpus.formats.text import DOCUMENT_SCHEMA, TextDocument, TextFormat, without_pictures
 from typing_extensions import override
 
 MAX_REPEATED: Final = 100
@@ -1489,7 +1489,7 @@ class CodeFormat(TextFormat):
     )
 
     @override
-    def document(self, file: SourceFile, raw: bytes) -> Document:
+    def document(self, file: SourceFile, raw: bytes) -> TextDocument:
         told = _CODING.match(raw)
         text, encoding = text_of(raw, told[1].decode() if told else "")
-        return Document(PurePosixPath(file.path).name, text, encoding=encoding)
+        return TextDocument(PurePosixPath(file.path).name, text, encoding=encoding)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from cairn.pipeline.corpus.formats.encodings import text_of
 from cairn.pipeline.corpus.formats.format import SourceFile
-from cairn.pipeline.corpus.formats.text import Document, TextFormat
+from cairn.pipeline.corpus.formats.text import TextDocument, TextFormat
 from typing_extensions import override
 
 if TYPE_CHECKING:
@@ -116,14 +116,14 @@ class HtmlFormat(TextFormat):
     unit = None
 
     @override
-    def document(self, file: SourceFile, raw: bytes) -> Document:
+    def document(self, file: SourceFile, raw: bytes) -> TextDocument:
         try:
             return converted(raw)
         except RecursionError as error:
             raise ValueError("its elements are nested too deeply") from error
 
 
-def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
+def converted(raw: bytes | str, *, is_page: bool = True) -> TextDocument:
     """Return title and Markdown of a page, or of a chapter or mail, whose notes are its own."""
     from bs4.dammit import EncodingDetector
     from bs4.element import Declaration, ProcessingInstruction
@@ -243,7 +243,7 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     for text in page.find_all(string=_LONG_SPACE):
         text.replace_with(type(text)(_LONG_SPACE.sub(r"\1", text)))
     lines = (line if line.strip() else "" for line in _converter().convert_soup(_content(page)).split("\n"))
-    return Document(
+    return TextDocument(
         title, _BLANK_LINES.sub(lambda found: found[1] or "\n\n", "\n".join(lines)).strip(), encoding=encoding
     )
 

@@ -33,8 +33,8 @@ from cairn.pipeline.corpus.formats.format import PAGE_BREAK, SourceFile, damage_
 from cairn.pipeline.corpus.formats.text import (
     TITLE_CHARACTERS,
     TITLE_CHARACTERS_READ,
-    Document,
     DocumentFormat,
+    TextDocument,
     heading,
 )
 from cairn.pipeline.corpus.quarantine import Reason
@@ -101,7 +101,7 @@ class PagedFormat(DocumentFormat):
             found = _read_in_child(suffix, path, config.max_document_bytes, self.unit or "page")
         text = PAGE_BREAK.join(found.pages).lstrip("\n")
         title = found.title or (heading(text[:TITLE_CHARACTERS_READ]) if self.has_headings else "")
-        document = Document(title, text, encoding=found.encoding)
+        document = TextDocument(title, text, encoding=found.encoding)
         yield document.rows(file, types, config, [found.refused, *found.faults])
 
 

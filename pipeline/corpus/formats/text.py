@@ -82,7 +82,7 @@ _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
 """Scalars of YAML 1.2 that are no texts. A leading zero makes a text, as in CSV."""
 
 
-class Document(NamedTuple):
+class TextDocument(NamedTuple):
     """A file that was read; ``values`` are its further columns.
 
     An empty title stands for the name of the file, an empty encoding for one that is no guess.
@@ -129,10 +129,10 @@ class TextFormat(DocumentFormat):
     kinds = (MARKUP, TEXT)
     unit = "line"
 
-    def document(self, file: SourceFile, raw: bytes) -> Document:  # noqa: ARG002 (of code, its name)
+    def document(self, file: SourceFile, raw: bytes) -> TextDocument:  # noqa: ARG002 (of code, its name)
         """Make a document of the bytes of a file."""
         text, encoding = text_of(raw)
-        return Document("", text, encoding=encoding)
+        return TextDocument("", text, encoding=encoding)
 
     @override
     def read(
@@ -143,7 +143,7 @@ class TextFormat(DocumentFormat):
             raw = stream.read(config.max_document_bytes + 1)
         other = other_kind(raw, file.suffix, self.kinds)
         is_read = other is None and len(raw) <= config.max_document_bytes
-        read = self.document(file, raw) if is_read else Document("", "?" * len(raw))
+        read = self.document(file, raw) if is_read else TextDocument("", "?" * len(raw))
         yield read.rows(file, types, config, [other and f"{Reason.DAMAGED_DOCUMENT} {other}"])
 
 
@@ -166,7 +166,7 @@ class MarkdownFormat(TextFormat):
         return Footer(schema=schema, num_rows=1, fault=front.fault)
 
     @override
-    def document(self, file: SourceFile, raw: bytes) -> Document:
+    def document(self, file: SourceFile, raw: bytes) -> TextDocument:
         text, encoding = text_of(raw)
         head = text if len(raw) <= _FRONT_MATTER_BYTES else text_of(raw[:_FRONT_MATTER_BYTES])[0]
         front = read_front_matter(head)
@@ -179,7 +179,7 @@ class MarkdownFormat(TextFormat):
         text = without_pictures(text)
         # A block that cannot be read looks like a heading.
         title = title or heading(text[front.block_end : front.block_end + TITLE_CHARACTERS_READ])
-        return Document(title, text, front.values, encoding)
+        return TextDocument(title, text, front.values, encoding)
 
 
 def without_pictures(text: str) -> str:

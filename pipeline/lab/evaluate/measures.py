@@ -119,7 +119,7 @@ Verdict = Literal["helps", "hurts", "noise"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class PairedComparison:
     """Mean of a - b with its 95 % interval, the two-sided p-value and the number of queries compared."""
 
     difference: float
@@ -129,7 +129,7 @@ class Comparison:
     num_queries: int
 
 
-def verdict_of(comparison: Comparison) -> Verdict:
+def verdict_of(comparison: PairedComparison) -> Verdict:
     """Say whether a difference lies beyond noise: its interval leaves 0 out, and p is below .05.
 
     Both are asked: where few queries changed, an interval alone is too narrow.
@@ -145,7 +145,7 @@ def compare_paired(
     *,
     seed: int = 0,
     num_samples: int = NUM_SAMPLES,
-) -> Comparison:
+) -> PairedComparison:
     """Compare two systems query by query; queries where either has no value (NaN) are left out."""
     difference_Q = np.asarray(a_Q, np.float64) - np.asarray(b_Q, np.float64)
     difference_Q = difference_Q[~np.isnan(difference_Q)]
@@ -156,7 +156,7 @@ def compare_paired(
     # A hair's breadth of slack: the same sum added in another order must count as equal.
     num_as_far = int((np.abs(flipped) >= abs(observed) - 1e-12).sum())
     low, high = np.quantile(resampled, [0.025, 0.975])
-    return Comparison(
+    return PairedComparison(
         difference=observed,
         low=float(low),
         high=float(high),

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig, default_overlap
 from cairn.pipeline.lab.evaluate.bench import SystemResult, primary_measures
-from cairn.pipeline.lab.evaluate.measures import Comparison, compare_paired, verdict_of
+from cairn.pipeline.lab.evaluate.measures import PairedComparison, compare_paired, verdict_of
 from cairn.pipeline.lab.evaluate.searched_set import AS_SEARCHED
 from cairn.pipeline.lab.evaluate.systems import Ranking, System
 from cairn.pipeline.model.folders.model_defaults import encoder_config, given_defaults
@@ -77,7 +77,9 @@ class Report:
         """Return the baseline of the highest quality, ties by name; None without baselines."""
         return self._best([name for name, own in self.by_system.items() if own[0].system.is_baseline])
 
-    def compare(self, name: str, reference: str, measure: str, seed: int) -> list[tuple[str, Comparison]]:
+    def compare(
+        self, name: str, reference: str, measure: str, seed: int
+    ) -> list[tuple[str, PairedComparison]]:
         """Return the paired comparison on every set that has the measure."""
         pairs = zip(self.set_names, self.by_system[name], self.by_system[reference], strict=True)
         return [
@@ -96,7 +98,7 @@ class Report:
             next((name for name in alike if _is_as_given(self.by_system[name][0].system)), best)
         )
 
-    def not_told_apart(self, name: str, seed: int) -> dict[str, Comparison]:
+    def not_told_apart(self, name: str, seed: int) -> dict[str, PairedComparison]:
         """Return what an ingest can build, too, and whose difference from this one is noise."""
         compared = {
             other: compare_paired(self._per_query(other), self._per_query(name), seed=seed)

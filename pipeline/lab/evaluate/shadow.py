@@ -28,7 +28,7 @@ from cairn.pipeline.collection import Collection
 from cairn.pipeline.corpus.sources import resolve_sources
 from cairn.pipeline.errors import SourceError
 from cairn.pipeline.index.layout import read_manifest
-from cairn.pipeline.lab.evaluate.measures import Comparison, Verdict, compare_paired, verdict_of
+from cairn.pipeline.lab.evaluate.measures import PairedComparison, Verdict, compare_paired, verdict_of
 from cairn.pipeline.lab.evaluate.retrieval_set import MIN_QUERY_CHARACTERS, read_queries, read_relevant
 from cairn.pipeline.lab.judged_files import find_judged_file, read_columns
 from cairn.pipeline.types import ProgressListener, silent_progress
@@ -156,9 +156,9 @@ class ShadowReport:
     same_first: float
     judged_queries: int
     quality: dict[str, float] | None
-    quality_comparison: Comparison | None
+    quality_comparison: PairedComparison | None
     quality_verdict: Verdict | None
-    milliseconds_comparison: Comparison
+    milliseconds_comparison: PairedComparison
     milliseconds_verdict: Verdict
     changed: tuple[ChangedQuery, ...]
     warnings: tuple[str, ...] = ()

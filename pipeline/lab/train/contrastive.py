@@ -53,7 +53,7 @@ from cairn.pipeline.lab.train.pair_data import (
 from cairn.pipeline.lab.train.pairs import TrainingPairs, join_pairs, read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceBatch, in_order_of_content
 from cairn.pipeline.lab.train.settings import TrainConfig, require_exits
-from cairn.pipeline.lab.train.trainer import Batch, RunReport, Score, Trainer, claimed_folder
+from cairn.pipeline.lab.train.trainer import RunReport, Score, Trainer, TrainingBatch, claimed_folder
 from cairn.pipeline.model.engine.precision import default_device
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
@@ -79,7 +79,7 @@ def pair_batch(
     config: TrainConfig,
     *,
     teaches_rows: bool = False,
-) -> Batch:
+) -> TrainingBatch:
     """Lay out the units of a step; a teacher reads each chunk alone, or rows as the model does."""
     generator = np.random.default_rng([config.seed, 1, step])
     batch, context = draw_batch(data, units, generator, config, model.max_positions)
@@ -124,7 +124,7 @@ def pair_batch(
 
         return cached_backward(first, second, loss_of)
 
-    return Batch(backward=backward, report=lambda: report)
+    return TrainingBatch(backward=backward, report=lambda: report)
 
 
 def draw_batch(
@@ -254,7 +254,7 @@ class PairObjective:
     random_cosine: float
     teaches_rows: bool
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> TrainingBatch:
         """See :class:`Objective`."""
         units = self.plan.at(step)
         batch = pair_batch(

@@ -40,7 +40,14 @@ from cairn.pipeline.lab.train.packed_rows import apart, pooled, split
 from cairn.pipeline.lab.train.pair_data import MAX_TOKENS, embed_texts
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.settings import DistillConfig
-from cairn.pipeline.lab.train.trainer import Batch, RunReport, Score, Trainer, claimed_folder, places_of_step
+from cairn.pipeline.lab.train.trainer import (
+    RunReport,
+    Score,
+    Trainer,
+    TrainingBatch,
+    claimed_folder,
+    places_of_step,
+)
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.precision import default_device
@@ -96,14 +103,14 @@ class FollowedTexts:
     config: DistillConfig
     folder: EncoderFolder
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> TrainingBatch:
         """See :class:`Objective`."""
         config, num_trained = self.config, len(self.rows) - self.num_heldout
         texts = places_of_step(step, config.batch_texts, num_trained, config.seed, _BATCHES)
         packed = self._packed(texts)
         parts = split(packed, self.config.micro_batch_tokens)
         losses = [partial(self._loss, part, own, packed) for part, own in _beside(parts, texts)]
-        return Batch(
+        return TrainingBatch(
             backward=partial(summed_backward, losses),
             report=lambda: {"num_texts": len(texts), "num_tokens": len(packed.ids)},
         )

@@ -51,7 +51,14 @@ from cairn.pipeline.lab.train.leakage import read_judged_texts
 from cairn.pipeline.lab.train.packed_rows import own_places, pooled, split
 from cairn.pipeline.lab.train.pairs import counted, read_rows, training_files
 from cairn.pipeline.lab.train.settings import LandmarkConfig
-from cairn.pipeline.lab.train.trainer import Batch, RunReport, Score, Trainer, claimed_folder, places_of_step
+from cairn.pipeline.lab.train.trainer import (
+    RunReport,
+    Score,
+    Trainer,
+    TrainingBatch,
+    claimed_folder,
+    places_of_step,
+)
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.engine.precision import default_device
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
@@ -208,7 +215,7 @@ class FollowedChunks:
     config: LandmarkConfig
     folder: EncoderFolder
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> TrainingBatch:
         """See :class:`Objective`."""
         generator = np.random.default_rng([self.config.seed, _DRAWN, step])
         config, num_trained = self.config, len(self.windows) - self.num_heldout
@@ -218,7 +225,7 @@ class FollowedChunks:
         near = np.minimum(together * places[:, None] + np.arange(together), num_trained - 1)
         lesson = self.lesson([self.windows[place] for place in near.ravel().tolist()], generator)
         measured: dict[str, float] = {}
-        return Batch(
+        return TrainingBatch(
             backward=lambda: cached_backward(
                 (), self._stages(lesson, "own"), partial(self._loss, lesson, measured)
             ),

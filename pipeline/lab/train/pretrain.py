@@ -34,7 +34,7 @@ from cairn.pipeline.lab.train.packed_rows import own_places, split
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.settings import PretrainConfig, require_exits
 from cairn.pipeline.lab.train.token_stream import TokenStream
-from cairn.pipeline.lab.train.trainer import Batch, RunReport, Score, Trainer, claimed_folder
+from cairn.pipeline.lab.train.trainer import RunReport, Score, Trainer, TrainingBatch, claimed_folder
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.engine.precision import default_device
@@ -176,7 +176,7 @@ class MaskedText:
     config: PretrainConfig
     folder: EncoderFolder
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> TrainingBatch:
         """See :class:`Objective`; ``terms`` of the report are those of the loss by name."""
         plain = self.stream.batch(step)
         parts = self._parts(plain, np.random.default_rng([self.config.seed, _MASKS, step]))
@@ -187,7 +187,7 @@ class MaskedText:
             terms.update({name: term.item() for name, term in found.items()})
             return found["mlm"]
 
-        return Batch(
+        return TrainingBatch(
             backward=partial(summed_backward, [partial(loss_of, part) for part in parts]),
             report=lambda: {
                 "num_tokens": len(plain.ids),

@@ -9,7 +9,7 @@
     RUN/model/                      the last step's model
 
 To add an objective, write a class with the four members of :class:`Objective`. Its :meth:`~Objective.batch`
-draws from the seed and the step's number alone and returns a :class:`Batch`; its ``backward`` is
+draws from the seed and the step's number alone and returns a :class:`TrainingBatch`; its ``backward`` is
 :func:`~cairn.pipeline.lab.train.gradients.summed_backward` for losses that add up over micro-batches, and
 :func:`~cairn.pipeline.lab.train.gradients.cached_backward` for one over the whole batch. The trainer does
 the rest: rates, clipping, NaN, scores, time limits.
@@ -73,7 +73,7 @@ def require_finite(numbers: Mapping[str, float]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class TrainingBatch:
     """A step's work.
 
     ``backward`` adds the gradient and returns the loss. ``report`` says what the log keeps, after the
@@ -106,7 +106,7 @@ class Objective(Protocol):
         """Return what the model is saved with."""
         ...
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> TrainingBatch:
         """Make the batch of a step, counted from 0, drawn from the seed and the step alone."""
         ...
 
@@ -291,7 +291,9 @@ class Trainer:
         return ModelError(f"{sentence}; {good}: train in another folder with a lower learning rate")
 
 
-def add_gradient(batch: Batch, model: nn.Module, max_norm: float = MAX_GRADIENT_NORM) -> tuple[float, float]:
+def add_gradient(
+    batch: TrainingBatch, model: nn.Module, max_norm: float = MAX_GRADIENT_NORM
+) -> tuple[float, float]:
     """Add a batch's gradient to the model, clipped; return the loss and the gradient's norm before."""
     loss = batch.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)

@@ -36,7 +36,7 @@ from jaxtyping import Float, Float32, Int64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Embedding:
+class InputEmbedding:
     """The input tables in float32.
 
     ``token_type`` is added to every vector, ``positions`` to text only, ``norm`` is applied to all.
@@ -67,7 +67,7 @@ class Transformer(Backbone):
         self,
         checkpoint: Checkpoint,
         *,
-        embedding: Embedding,
+        embedding: InputEmbedding,
         layers: Sequence[Layer],
         final_norm: Norm | None,
         shape: Shape,

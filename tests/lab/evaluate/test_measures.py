@@ -11,7 +11,7 @@ from cairn.pipeline.lab.evaluate.measures import (
     MRR,
     NDCG,
     RECALL,
-    Comparison,
+    PairedComparison,
     RankedDocuments,
     Spans,
     compare_paired,
@@ -172,7 +172,7 @@ def test_interval_of_many_queries_is_that_of_the_normal_law_and_those_without_a_
     ],
 )
 def test_verdict_is_helps_only_beyond_noise(low, high, p_value, verdict):
-    comparison = Comparison(difference=0.0, low=low, high=high, p_value=p_value, num_queries=9)
+    comparison = PairedComparison(difference=0.0, low=low, high=high, p_value=p_value, num_queries=9)
     assert verdict_of(comparison) == verdict
 
 
