@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from cairn.jobs.job import read_job
-from cairn.jobs.ray_cluster.submission import Outcome, Submission
+from cairn.jobs.ray_cluster.submission import JobOutcome, Submission
 
 
 class FakeServer:
     """A cluster that runs one job, as :class:`cairn.jobs.ray_cluster.submission.JobServer` tells of it."""
 
-    outcome: Any = Outcome(exit_code=0, report={"encoded": 3})
+    outcome: Any = JobOutcome(exit_code=0, report={"encoded": 3})
     submission = Submission(submission_id="cairn-build_index-c-0-1", is_new=True)
 
     def __init__(self, address: str) -> None:
@@ -24,7 +24,7 @@ class FakeServer:
     def submit(self, path: Path) -> Submission:
         return self.submission
 
-    def follow(self, submission_id: str, write: Callable[[str], object]) -> Outcome:
+    def follow(self, submission_id: str, write: Callable[[str], object]) -> JobOutcome:
         write("stage=encode done=3\n")
         if isinstance(self.outcome, BaseException):
             raise self.outcome
@@ -41,7 +41,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
 
 
 def test_submit_shows_the_log_or_the_report_and_ends_with_the_exit_code_of_the_job(server: Any, call: Any):
-    server.outcome = Outcome(exit_code=3, report={"encoded": 3})
+    server.outcome = JobOutcome(exit_code=3, report={"encoded": 3})
     assert call("submit", "build.toml") == (3, "stage=encode done=3\n", "submitted cairn-build_index-c-0-1\n")
     server.submission = Submission(submission_id="cairn-build_index-c-0-1")
     assert call("submit", "build.toml")[2] == "joined cairn-build_index-c-0-1\n"
