@@ -97,8 +97,7 @@ class JobServer:
                 "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to its token"
             ) from error
         except RuntimeError as error:
-            kind = ClusterUnreachableError if _NO_AGENT in str(error) else ClusterError
-            raise kind(
+            raise ClusterError(
                 f"the dashboard of a Ray cluster must answer at {self._address!r}, got "
                 f"{first_line(error)!r}; look into its log"
             ) from error
@@ -132,8 +131,14 @@ class JobServer:
                     # Another process submitted the same job, or our request arrived and its answer was lost.
                     if submission_id in self._statuses(name):
                         return Submission(submission_id=submission_id)
-                    if _NO_AGENT not in str(error) or time.monotonic() >= deadline:
+                    if _NO_AGENT not in str(error):
                         raise
+                    if time.monotonic() >= deadline:
+                        raise ClusterUnreachableError(
+                            f"a machine of the cluster must be ready for jobs within {AGENT_SECONDS:.0f} "
+                            "seconds, got none; try again, and if that does not help look whether another "
+                            "Ray there has the port 52365, or start with --dashboard-agent-listen-port"
+                        ) from error
                 time.sleep(_POLL_SECONDS)
 
     def follow(self, submission_id: str, write: Callable[[str], object]) -> JobOutcome:

@@ -203,8 +203,21 @@ def failed(told: str) -> RuntimeError:
 
 
 @pytest.mark.parametrize(
-    ("told", "error", "exit_code"),
-    [("disk is full", ClusterError, 1), (NOT_READY, ClusterUnreachableError, 75)],
+    ("told", "error", "sentence", "exit_code"),
+    [
+        (
+            "disk is full",
+            ClusterError,
+            "the dashboard of a Ray cluster must answer at 'http://head:8265', got .*disk is full",
+            1,
+        ),
+        (
+            NOT_READY,
+            ClusterUnreachableError,
+            "must be ready for jobs within 0 seconds, got none; try again, .* --dashboard-agent-listen-port",
+            75,
+        ),
+    ],
 )
 def test_cluster_that_refuses_a_job_or_does_not_get_ready_says_so(
     fake_server: Callable[..., JobServer],
@@ -212,12 +225,12 @@ def test_cluster_that_refuses_a_job_or_does_not_get_ready_says_so(
     monkeypatch: pytest.MonkeyPatch,
     told: str,
     error: type[Exception],
+    sentence: str,
     exit_code: int,
 ):
     monkeypatch.setattr("cairn.jobs.ray_cluster.submission.AGENT_SECONDS", 0.0)
     server = fake_server("")
     server._client = FakeDashboard(failed(told))
-    sentence = f"the dashboard of a Ray cluster must answer at 'http://head:8265', got .*{told}"
     with pytest.raises(error, match=sentence) as caught:
         server.submit(config)
     assert caught.value.exit_code == exit_code
