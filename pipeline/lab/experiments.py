@@ -139,7 +139,7 @@ class Laboratory:
         return folder / "model"
 
     def training_documents(self, count: int, seed: int) -> judged_sets.RetrievalSet:
-        """Return random documents of the training data, as a set that nobody asks."""
+        """Return random documents of the training data, as a set without questions."""
         different = list(dict.fromkeys(row.document for row in read_pairs(self.sources).rows))
         drawn = np.random.default_rng(seed).permutation(len(different))[:count].tolist()
         return replace(

@@ -460,7 +460,7 @@ class CursorPage:
 
     def next_cursor(self, result: SearchResult, served: ServedCollection, top_k: int) -> str | None:
         """Return the next page's cursor, None at the end; one of another generation has expired."""
-        run = served.searcher.generation.manifest.run_id  # a collection made anew counts from 1 again
+        run = served.searcher.generation.manifest.run_id  # a collection made again counts from 1 again
         generation = _hash([served.name, run, result.generation])
         if self.generation not in (None, generation):
             raise Kind.CURSOR_EXPIRED("start again with the first page")

@@ -1,7 +1,7 @@
 """MCP over streamable HTTP: the tools of ``cairn mcp`` for all collections that a request's key reaches.
 
 Each request stands alone: there are no sessions and no streams, so that every answer keeps to the server's
-deadline. The SDK is imported by the first request, which takes a second; a server that nobody asks this way
+deadline. The SDK is imported by the first request, which takes a second; a server that no one asks this way
 does without it.
 """
 
