@@ -424,13 +424,19 @@ class CollectionLayout:
     def writer_lock(self, *, takes_turns: bool = True, copies: bool = True) -> Generator[None]:
         """Hold the collection for writing; make its folder if need be.
 
-        Raises :class:`CollectionBusyError` if another process holds it; one that is a server, which takes
-        writes and publishes them in turns, is waited for if ``takes_turns``. The kernel drops the lock when
-        the holder dies, so a killed run never leaves a stale one. In an object store others wait for the
-        lease of a killed run to expire; the copy is up to date inside the block, unless it is not to be.
+        Raises :class:`CollectionBusyError` if another process writes it; one that is a server, which takes
+        writes and publishes them in turns, is waited for if ``takes_turns``, and so is a reader that brings
+        the copy of an object store up to date. The kernel drops the lock when the holder dies, so a killed
+        run never leaves a stale one. In an object store others wait for the lease of a killed run to expire;
+        the copy is up to date inside the block, unless it is not to be.
         """
+
+        def waits() -> bool:
+            is_read = self.replica is not None and not self.replica.is_being_written(self.name)
+            return is_read or (takes_turns and is_locked(self.writes_lock_path))
+
         with (
-            self.copy_lock(lambda: takes_turns and is_locked(self.writes_lock_path)),
+            self.copy_lock(waits),
             contextlib.nullcontext()
             if self.replica is None
             else self.replica.writing(self.name, copies=copies),

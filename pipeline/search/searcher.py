@@ -549,8 +549,10 @@ def require_encoder(generation: Generation, encoder: QueryEncoder) -> None:
 
 def _follow(searcher: weakref.ref[Searcher], layout: CollectionLayout) -> None:
     """Keep a copy up to date while it is being searched; failures are noted as outages of its store."""
-    while searcher() is not None:
+    while True:
         time.sleep(REFRESH_SECONDS)
+        if searcher() is None:
+            return
         try:
             layout.refresh()
         except CairnError as error:

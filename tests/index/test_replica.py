@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from cairn.pipeline.index.generation import (
 from cairn.pipeline.index.layout import HASHES, CollectionLayout, read_manifest
 from cairn.pipeline.index.maintenance import delete_documents, repartition
 from cairn.pipeline.index.names import Current
-from cairn.pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.index.object_folder import ObjectFolder, StoredObject
 from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.replica import Replica, key_of
 from cairn.pipeline.index.verify import verify_collection
@@ -72,6 +74,30 @@ def test_machines_take_turns_in_writing_and_lose_nothing(machine: Machine) -> No
         assert served(layout) == sorted(expected)
         assert layout.current_generation_number() == 4
         assert verify_collection(layout) == []
+
+
+def test_writer_waits_for_a_reader_of_its_machine_that_brings_the_copy_up_to_date(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = machine("a")
+    stones.publish_documents(layout, stones.document_ids(5))
+    reads, written = threading.Event(), threading.Event()
+    read = ObjectFolder.read
+
+    def read_slowly(store: ObjectFolder, key: str) -> StoredObject | None:
+        if key == "CURRENT" and not reads.is_set():
+            reads.set()
+            assert not written.wait(0.5)
+        return read(store, key)
+
+    monkeypatch.setattr(ObjectFolder, "read", read_slowly)
+    with ThreadPoolExecutor(1) as pool:
+        refreshed = pool.submit(reader_of(layout, None).refresh)
+        assert reads.wait(5.0)
+        stones.publish_change(layout, "n")
+        written.set()
+        refreshed.result()
+    assert layout.current_generation_number() == 2
 
 
 def test_reader_follows_what_is_published_and_keeps_the_generation_it_holds_readable(
