@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypedDict
 
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.options import About, check_options, option, shown
+from cairn.pipeline.options import About, check_options, option, options_of, shown
 
 Granularity = Literal["document", "chunk", "both"]
 
@@ -184,6 +185,12 @@ class SearchOptions:
             )
 
     @property
+    def asks_of_columns(self) -> bool:
+        """Tell whether documents are chosen by what columns hold; most searches do not ask for that."""
+        names = ("filters", "restriction", *column_options())
+        return any(getattr(self, name) is not None for name in names)
+
+    @property
     def num_candidates(self) -> int:
         """How many entries each candidate list may have."""
         return (
@@ -208,6 +215,12 @@ class SearchOptions:
     def weight(self, part: str) -> float:
         """Return the weight of ``document``, ``chunk``, ``bm25`` or ``sparse``."""
         return float((self.weights or {}).get(part, DEFAULT_WEIGHTS[part]))
+
+
+@cache
+def column_options() -> tuple[str, ...]:
+    """Return the options that name a column."""
+    return tuple(name for name, each in options_of(SearchOptions).items() if each.about.is_column)
 
 
 def _require_within(name: str, value: int, low: int, high: int) -> None:

@@ -182,52 +182,6 @@ def keep_only(lance_folder: Path, kept: Collection[str]) -> None:
             remove_entry(path)
 
 
-class WatchedFiles:
-    """Files of an opened generation, watched while they are read: ``records`` by their paths in ``folder``.
-
-    One that was removed, replaced or written into since this was made is hashed again; a mapped file that was
-    removed or replaced stays whole for its holder. ``damaged`` are those that were found so.
-    """
-
-    def __init__(self, folder: Path, records: Mapping[str, FileRecord], *, are_mapped: bool = False) -> None:
-        self.records = dict(records)
-        self.damaged: set[str] = set()
-        self._folder, self._are_mapped = folder, are_mapped
-        self._paths = {name: os.fspath(folder / name) for name in records}
-        self._stamps = {name: _stamp(path) for name, path in self._paths.items()}
-
-    def changed_file(self) -> tuple[str, str] | None:
-        """Return a file that is no longer what it was and what is wrong with it; costs a ``stat`` a file."""
-        for name, stamp in self._stamps.items():
-            found = _stamp(self._paths[name])
-            is_held = self._are_mapped and (found is None or stamp is None or found[0] != stamp[0])
-            if found != stamp and not is_held:
-                problem = self._problem(name)
-                if problem is not None:
-                    return name, problem
-                self._stamps[name] = found
-        return None
-
-    def damaged_file(self) -> tuple[str, str] | None:
-        """Hash all files; return one that is damaged and what is wrong with it."""
-        problems = [(name, problem) for name in self.records if (problem := self._problem(name)) is not None]
-        return problems[0] if problems else None
-
-    def _problem(self, name: str) -> str | None:
-        problem = self.records[name].problem(self._folder / name)
-        if problem is not None:
-            self.damaged.add(name)
-        return problem
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116 - a third of the time of a Path
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
-
-
 SMALLEST: Final = 1 << 20
 """Bytes; a smaller file is hashed in a millisecond."""
 SETTLED_SECONDS: Final = 2.0

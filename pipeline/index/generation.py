@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,13 +22,15 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from cairn.pipeline.errors import DamageError, IntegrityError, PartitionsMissingError
-from cairn.pipeline.index.files import (
-    SCAN_BUFFER_BYTES,
-    WatchedFiles,
-    damaged_lance_files,
-    open_pinned_dataset,
+from cairn.pipeline.errors import (
+    CairnError,
+    DamageError,
+    IntegrityError,
+    PartitionsMissingError,
+    StorageError,
+    is_panic,
 )
+from cairn.pipeline.index.files import SCAN_BUFFER_BYTES, damaged_lance_files, open_pinned_dataset
 from cairn.pipeline.index.layout import (
     HASHES,
     Checks,
@@ -52,7 +55,7 @@ from cairn.pipeline.index.segments.segment import (
 from cairn.pipeline.index.segments.words import count_languages
 from cairn.pipeline.lexical.bm25 import DocumentBM25, PassageBM25
 from cairn.pipeline.lexical.tokenizer import main_languages
-from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.manifest import FileRecord, Manifest
 from cairn.pipeline.ragged import ranges
 from jaxtyping import Float32, Int32, Int64, UInt8
 
@@ -107,6 +110,69 @@ class Kept(Generic[Key, Value]):
             self._size += size - before
             while self._size > self._max_size:
                 self._size -= self._values.popitem(last=False)[1][1]
+
+
+class WatchedFiles:
+    """Files of an opened generation, watched while they are read: ``records`` by their paths in ``folder``.
+
+    One that was removed, replaced or written into since this was made is hashed again; a mapped file that was
+    removed or replaced stays whole for its holder. ``damaged`` are those that were found so.
+    """
+
+    def __init__(self, folder: Path, records: Mapping[str, FileRecord], *, are_mapped: bool = False) -> None:
+        self.records = dict(records)
+        self.damaged: set[str] = set()
+        self._folder, self._are_mapped = folder, are_mapped
+        self._paths = {name: os.fspath(folder / name) for name in records}
+        self._stamps = {name: _stamp(path) for name, path in self._paths.items()}
+
+    def changed_file(self) -> tuple[str, str] | None:
+        """Return a file that is no longer what it was and what is wrong with it; costs a ``stat`` a file."""
+        for name, stamp in self._stamps.items():
+            found = _stamp(self._paths[name])
+            is_held = self._are_mapped and (found is None or stamp is None or found[0] != stamp[0])
+            if found != stamp and not is_held:
+                problem = self._problem(name)
+                if problem is not None:
+                    return name, problem
+                self._stamps[name] = found
+        return None
+
+    def damaged_file(self) -> tuple[str, str] | None:
+        """Hash all files; return one that is damaged and what is wrong with it."""
+        problems = [(name, problem) for name in self.records if (problem := self._problem(name)) is not None]
+        return problems[0] if problems else None
+
+    def _problem(self, name: str) -> str | None:
+        problem = self.records[name].problem(self._folder / name)
+        if problem is not None:
+            self.damaged.add(name)
+        return problem
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a third of the time of a Path
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@contextlib.contextmanager
+def table_errors(action: str, layout: CollectionLayout | None = None) -> Generator[None]:
+    """Report what Lance raises while a search reads tables in one sentence, without its text.
+
+    That may hold paths and values. ``action`` reads like "reading the answer's documents".
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, CairnError) or not (
+            isinstance(error, RuntimeError | OSError | ValueError) or is_panic(error)
+        ):
+            raise
+        advice = f"; run `{layout.command('verify')}`" if layout else ""
+        raise StorageError(f"{action} failed{advice}") from error
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)

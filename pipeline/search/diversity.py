@@ -17,8 +17,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from cairn.pipeline.index.generation import Elsewhere, Generation
-from cairn.pipeline.search.filters import table_errors
+from cairn.pipeline.index.generation import Elsewhere, Generation, table_errors
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
 NO_GROUP = -1

@@ -22,14 +22,13 @@ zone). A value that does not fit raises :class:`FilterError`.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
 import math
 import re
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial, reduce
@@ -38,19 +37,16 @@ from typing import Any, Final, Literal, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
-from cairn.pipeline.errors import (
-    CairnError,
-    ConfigError,
-    FilterError,
-    RestrictionError,
-    StorageError,
-    TryAgainError,
-    is_panic,
+from cairn.pipeline.errors import ConfigError, FilterError, RestrictionError, TryAgainError
+from cairn.pipeline.index.generation import (
+    OBJECT_BYTES,
+    ColumnValues,
+    Elsewhere,
+    Generation,
+    table_errors,
 )
-from cairn.pipeline.index.generation import OBJECT_BYTES, ColumnValues, Elsewhere, Generation
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.options import options_of, shown
-from cairn.pipeline.search_options import SearchOptions
+from cairn.pipeline.options import shown
+from cairn.pipeline.search_options import SearchOptions, column_options
 from cairn.pipeline.types import RESERVED_COLUMNS, is_filterable
 from jaxtyping import Bool, Int64
 
@@ -84,23 +80,6 @@ MAX_STRING_BYTES = 8_192
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(-(2**63), 2**64)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-
-
-@contextlib.contextmanager
-def table_errors(action: str, layout: CollectionLayout | None = None) -> Generator[None]:
-    """Report what Lance raises while a search reads tables in one sentence, without its text.
-
-    That may hold paths and values. ``action`` reads like "reading the answer's documents".
-    """
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, CairnError) or not (
-            isinstance(error, RuntimeError | OSError | ValueError) or is_panic(error)
-        ):
-            raise
-        advice = f"; run `{layout.command('verify')}`" if layout else ""
-        raise StorageError(f"{action} failed{advice}") from error
 
 
 Holds: TypeAlias = Callable[[pa.Array], pa.Array]
@@ -310,8 +289,8 @@ def filterable_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
 
 def require_columns(options: SearchOptions, schema: pa.Schema) -> None:
     """Raise :class:`ConfigError` where an option names a column that no filter can, or one of lists."""
-    for name, each in options_of(SearchOptions).items():
-        column = getattr(options, name) if each.about.is_column else None
+    for name in column_options():
+        column = getattr(options, name)
         if column is None:
             continue
         columns = [name for name, kind in filterable_columns(schema).items() if not pa.types.is_list(kind)]

@@ -27,11 +27,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.corpus.pages import page_of
-from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.generation import Generation, table_errors
 from cairn.pipeline.lexical.languages import FUNCTION_WORDS, languages_shown
 from cairn.pipeline.lexical.tokenizer import Span, is_function_word, word_at
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.fusion import ABSENT, BLOCK_ROWS, LateQuery
 from cairn.pipeline.search.ranking import ChosenPassage, PreparedSearch, Ranking, columns_shown, joined
 from cairn.pipeline.search.reader import IndexReader, MatchesAsked, PassagesAsked, TokenMatches, blocks

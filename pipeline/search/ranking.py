@@ -44,10 +44,9 @@ from typing import Any, Final
 
 import numpy as np
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.generation import Generation, table_errors
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.diversity import chosen_places, group_codes, groups_of, still_allowed
-from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.fusion import (
     COSINES_OF,
     Fusion,

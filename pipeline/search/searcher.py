@@ -19,6 +19,7 @@ import contextlib
 import datetime as dt
 import json
 import logging
+import os
 import threading
 import time
 import weakref
@@ -173,6 +174,8 @@ class Searcher:
         encode: Encode | None = None,
     ) -> None:
         layout.require_exists()
+        use_lance()
+        self._process = os.getpid()
         self._layout = layout
         self._current_path = layout.current_path
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
@@ -247,7 +250,9 @@ class Searcher:
         if by_words:
             hits = [tuple(map(_by_words, found)) for found in hits]
         generation.require_whole()  # a file written into meanwhile gives wrong scores
-        warnings = text_order_warnings(options.filters or {}, generation.document_schema)
+        warnings: Sequence[str] = ()
+        if options.filters:
+            warnings = text_order_warnings(options.filters, generation.document_schema)
         if generation.missing:
             names = ", ".join(generation.missing)
             warnings = (*warnings, f"the answer leaves out the documents of the partition(s) {names}")
@@ -282,8 +287,9 @@ class Searcher:
     ) -> tuple[PreparedSearch, Vectors]:
         """Encode, and read what the filter allows."""
         generation, settings = served.generation, served.generation.manifest.settings
-        require_columns(options, generation.document_schema)
-        check_filters(generation, options.filters, options.restriction)  # before encoding
+        if options.asks_of_columns:  # refused before encoding
+            require_columns(options, generation.document_schema)
+            check_filters(generation, options.filters, options.restriction)
         window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
         has_sparse_say = options.hybrid and options.weight("sparse") > 0.0 and generation.has_sparse
         with ThreadPoolExecutor(1, thread_name_prefix="cairn-sparse") as beside:
@@ -295,8 +301,9 @@ class Searcher:
                 encoded = self._encode(served.encoder, queries)
                 generation.require_whole()  # the encoder may have taken its time
             sparse = None if weights is None else weights.result()
-        allowed = matching_documents(generation, options.filters, options.restriction, served.timeout)
-        alone = None
+        allowed = alone = None
+        if options.asks_of_columns:
+            allowed = matching_documents(generation, options.filters, options.restriction, served.timeout)
         if options.hide_word_statistics and options.restriction is not None:
             if isinstance(generation, Elsewhere):
                 raise UsageError(
@@ -401,7 +408,8 @@ class Searcher:
         went away with it. A new generation made by another encoder than there is raises
         :class:`FingerprintMismatchError`.
         """
-        use_lance()
+        if os.getpid() != self._process:
+            use_lance()
         if self._is_due() and self._lock.acquire(blocking=not self.last_generation.folder.exists()):
             try:
                 if self._is_due():

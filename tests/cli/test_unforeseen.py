@@ -15,7 +15,7 @@ from cairn.cli.terminal import ESCAPED
 from cairn.pipeline import collection
 from cairn.pipeline.errors import DamageError, StorageError
 from cairn.pipeline.index.files import lance_errors
-from cairn.pipeline.search.filters import table_errors
+from cairn.pipeline.index.generation import table_errors
 
 Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from cairn.pipeline.errors import StorageError
-from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.index.generation import Generation, open_generation, table_errors
 from cairn.pipeline.index.segments.words import sparse_term
 from cairn.pipeline.lexical import bm25 as bm25_module
 from cairn.pipeline.search import reader
-from cairn.pipeline.search.filters import allowed_documents, compile_filter, table_errors
+from cairn.pipeline.search.filters import allowed_documents, compile_filter
 from cairn.pipeline.search.reader import (
     MAX_WORDS,
     BM25Scores,

@@ -23,12 +23,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import IntegrityError, StorageError, TryAgainError
-from cairn.pipeline.index.generation import Generation, Kept, open_parts
+from cairn.pipeline.index.generation import Generation, Kept, open_parts, table_errors
 from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.index.segments.segment import VectorIndex
 from cairn.pipeline.lexical.bm25 import Totals
 from cairn.pipeline.lexical.tokenizer import Variants
-from cairn.pipeline.search.filters import matching_documents, table_errors
+from cairn.pipeline.search.filters import matching_documents
 from cairn.pipeline.search.fusion import LateQuery, Windows, window_max_sim
 from cairn.pipeline.search.reader import (
     BM25Scores,

@@ -24,8 +24,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import CairnError, DamageError, IntegrityError
-from cairn.pipeline.index.files import WatchedFiles
-from cairn.pipeline.index.generation import Elsewhere
+from cairn.pipeline.index.generation import Elsewhere, WatchedFiles
 from cairn.pipeline.index.layout import Checks, CollectionLayout, check_generation_files, read_manifest
 from cairn.pipeline.index.names import SIDE_FILES, partition_of
 from cairn.pipeline.index.segments.segment import CodeColumn, SegmentRows, TokenVectors
