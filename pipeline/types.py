@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import decimal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
@@ -364,6 +365,19 @@ def json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [json_value(item) for item in cast("Sequence[Any]", value)]
     return format(value, "f") if isinstance(value, decimal.Decimal) else str(value)
+
+
+class TwiceError(ValueError):
+    """A key stands twice in an object, and one of its values would be lost."""
+
+
+def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; :class:`TwiceError` where a key stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise TwiceError(f"key {twice[:100]!r} stands twice in an object")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

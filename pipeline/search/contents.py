@@ -22,14 +22,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
-from cairn.pipeline.corpus.pages import pages_in
 from cairn.pipeline.corpus.source_record import Origin, find_origin
 from cairn.pipeline.durable import read_bytes
 from cairn.pipeline.errors import ConfigError, UsageError
 from cairn.pipeline.index.generation import Generation, table_errors
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.search.filters import compile_filter, filterable_columns, is_text
-from cairn.pipeline.search.hits import read_rows, showable
+from cairn.pipeline.search.hits import pages_in, read_rows, showable
 from cairn.pipeline.search.searcher import Searcher, Served
 from cairn.pipeline.types import (
     RESERVED_COLUMNS,

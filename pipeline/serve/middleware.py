@@ -29,7 +29,6 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
 
-from cairn.pipeline.corpus.formats.format import once
 from cairn.pipeline.errors import CairnError, is_panic
 from cairn.pipeline.index.allocator import return_freed_memory
 from cairn.pipeline.serve.keys import EVERYTHING, ApiKey, Keyring
@@ -37,6 +36,7 @@ from cairn.pipeline.serve.metrics import Metrics
 from cairn.pipeline.serve.page_routes import PAGE_PATHS
 from cairn.pipeline.serve.problems import Kind, ProblemError, problem_response
 from cairn.pipeline.serve.settings import MAX_BODY_BYTES, MAX_FILE_BYTES, MAX_WRITE_BYTES, ServeSettings
+from cairn.pipeline.types import once
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -26,10 +26,10 @@ from cairn.pipeline.corpus import file_identity
 from cairn.pipeline.corpus.formats import documents, paged
 from cairn.pipeline.corpus.formats.documents import ExcelFormat, _Walk
 from cairn.pipeline.corpus.formats.format import PAGE_BREAK
-from cairn.pipeline.corpus.pages import page_of
 from cairn.pipeline.corpus.quarantine import examples, rejected_rows
 from cairn.pipeline.corpus.scan import scan_sources
 from cairn.pipeline.errors import SourceError, install_command
+from cairn.pipeline.search.hits import page_of
 from cairn.pipeline.types import Highlight
 from docx import Document
 from docx.oxml import parse_xml

@@ -10,11 +10,10 @@ import contextlib
 import io
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import ClassVar, Final, TypeVar, cast
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
@@ -375,16 +374,3 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-class TwiceError(ValueError):
-    """A key stands twice in an object, and one of its values would be lost."""
-
-
-def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; :class:`TwiceError` where a key stands twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise TwiceError(f"key {twice[:100]!r} stands twice in an object")
-    return found

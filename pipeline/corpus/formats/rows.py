@@ -29,9 +29,9 @@ from cairn.pipeline.corpus.formats.format import (
     batched,
     is_utf8,
     learned_footer,
-    once,
     opened_text,
 )
+from cairn.pipeline.types import once
 from typing_extensions import override
 
 Row = Mapping[str, Any] | str

@@ -41,12 +41,10 @@ from cairn.pipeline.corpus.formats.format import (
     Footer,
     Format,
     SourceFile,
-    TwiceError,
     is_utf8,
-    once,
 )
 from cairn.pipeline.corpus.quarantine import Reason
-from cairn.pipeline.types import RESERVED_COLUMNS
+from cairn.pipeline.types import RESERVED_COLUMNS, TwiceError, once
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from typing_extensions import override
