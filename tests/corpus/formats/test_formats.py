@@ -19,10 +19,11 @@ import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats.csv import CsvFormat
 from cairn.pipeline.corpus.formats.encodings import encoding_of
-from cairn.pipeline.corpus.formats.format import SourceFile, once
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.formats.html import converted
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SchemaError, SourceError, TryAgainError
+from cairn.pipeline.types import once
 from pyarrow import csv as arrow_csv
 from pyarrow.fs import LocalFileSystem
 
