@@ -288,9 +288,10 @@ class CollectionLayout:
     def refresh(self, wanted: int | None = None) -> None:
         """Bring a copy of an object store up to date; does nothing for a collection in a folder.
 
-        Where the store does not answer or is damaged, or another process of this machine holds the copy, the
-        copy is read as it is, and the replica has a complaint; one that lacks generation ``wanted`` is not
-        read, and the error raised. The log says so once, and once when it is over.
+        The copy is held only where the store serves something else. Where the store does not answer or is
+        damaged, or another process of this machine holds the copy then, it is read as it is, and the replica
+        has a complaint; one that lacks generation ``wanted`` is not read, and the error raised. The log says
+        so once, and once when it is over.
         """
         if self.replica is None or not self.replica.is_due():
             return
@@ -299,11 +300,12 @@ class CollectionLayout:
         has_parts = bool(self.replica.parts)
 
         def waits() -> bool:  # not for the end of a publication, which waits for this reader to take it up
-            return has_parts or (not self.current_path.exists() and is_locked(self.writes_lock_path))
+            return has_parts or not self.current_path.exists()
 
         try:
-            with self.copy_lock(waits, COPY_SECONDS if has_parts else durable.TURN_SECONDS):
-                self.replica.pull()
+            if self.replica.is_behind():
+                with self.copy_lock(waits, COPY_SECONDS):
+                    self.replica.pull()
             self.replica.complaint = None
             note_outage(self.replica.uri, None)
         except (TryAgainError, IntegrityError) as error:
@@ -476,7 +478,7 @@ class Checks:
 
 
 COPY_SECONDS: Final = 300.0
-"""How long a reader of some partitions waits while another process of this machine copies others."""
+"""How long a reader without a copy of what it wants waits while another process of this machine copies."""
 HASHES: Final = Checks()
 SIZES: Final = Checks(hashes=False)
 """For files that this process has just hashed, or of which little is read."""

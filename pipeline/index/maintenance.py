@@ -202,9 +202,9 @@ def drop_collection(layout: CollectionLayout) -> None:
         layout.writer_lock(takes_turns=False, copies=False),
         storage_errors("removing the collection"),
     ):
-        remove_folder(layout.folder)
         if layout.replica is not None:
-            layout.replica.remove()
+            layout.replica.remove()  # first: a reader that follows the store would copy it once more
+        remove_folder(layout.folder)
 
 
 def require_droppable(layout: CollectionLayout) -> None:

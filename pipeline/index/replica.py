@@ -131,8 +131,9 @@ class Lease:
                 TryAgainError
             ):  # the next renewal may get through; should none, others may write, and one of us wins
                 own = self._own()
-                if own is None or not self._store.swap(LEASE_KEY, self._content(), own.e_tag):
+                if own is None:
                     return
+                self._store.swap(LEASE_KEY, self._content(), own.e_tag)  # the next look tells what came of it
 
     def _release(self) -> None:
         with contextlib.suppress(TryAgainError):  # it expires
@@ -218,30 +219,39 @@ class Replica:
         self._looked_seconds = now if is_due else before
         return is_due
 
-    def pull(self) -> None:
-        """Bring the copy to what the store serves, and to nothing else; one that is of it stays as it is."""
-        self._seen = found = self._store.read(CURRENT_KEY)
+    def is_behind(self) -> bool:
+        """Say whether the store serves something else than the copy, which need not be held for this."""
+        return self._is_behind(self._store.read(CURRENT_KEY))
+
+    def _is_behind(self, found: StoredObject | None) -> bool:
         if found is None:
             if (self._folder / CURRENT_KEY).exists():
                 raise IntegrityError(
                     f"{self.uri} must have what {self._folder} is a copy of, got no CURRENT; "
                     "restore it there, or remove the copy to begin again"
                 )
-            return
+            return False
         current, copied = _read(found, self.uri), self._copied()
         served = current.served, current.manifests[current.served]
         # A store that was set back to an older generation is followed, too.
         is_copied = copied is not None and (copied.served, copied.manifests[copied.served]) == served
         path = f"{_folder_of(served[0])}/{MANIFEST_NAME}"
-        if not is_copied or not self._has_parts(self._small(path, served[1])):
-            with durable.storage_errors(f"copying {self.uri}"):
-                try:
-                    self._pull(current)
-                except DamageError:  # files of a generation that was replaced meanwhile may be gone
-                    self._seen = newer = self._store.read(CURRENT_KEY)
-                    if newer is None or newer.content == found.content:
-                        raise
-                    self._pull(_read(newer, self.uri))
+        return not is_copied or not self._has_parts(self._small(path, served[1]))
+
+    def pull(self) -> None:
+        """Bring the copy to what the store serves, and to nothing else; one that is of it stays as it is."""
+        self._seen = found = self._store.read(CURRENT_KEY)
+        if not self._is_behind(found):
+            return
+        assert found is not None, "else it is not behind"
+        with durable.storage_errors(f"copying {self.uri}"):
+            try:
+                self._pull(_read(found, self.uri))
+            except DamageError:  # files of a generation that was replaced meanwhile may be gone
+                self._seen = newer = self._store.read(CURRENT_KEY)
+                if newer is None or newer.content == found.content:
+                    raise
+                self._pull(_read(newer, self.uri))
 
     def has(self, number: int) -> bool:
         """Tell whether the copy has a generation with the partitions that are wanted, be it damaged."""

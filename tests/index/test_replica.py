@@ -31,9 +31,9 @@ from cairn.pipeline.index.generation import (
     open_parts,
 )
 from cairn.pipeline.index.layout import HASHES, CollectionLayout, read_manifest
-from cairn.pipeline.index.maintenance import delete_documents, repartition
+from cairn.pipeline.index.maintenance import delete_documents, drop_collection, repartition
 from cairn.pipeline.index.names import Current
-from cairn.pipeline.index.object_folder import ObjectFolder, StoredObject
+from cairn.pipeline.index.object_folder import ObjectFolder
 from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.replica import Replica, key_of
 from cairn.pipeline.index.verify import verify_collection
@@ -42,6 +42,7 @@ from obstore.store import MemoryStore
 
 from tests.index import stones
 from tests.index.stones import served
+from tests.served_stones import let_happen_before
 
 ROOT = "s3://cairn/indexes"
 Machine = Callable[[str], CollectionLayout]
@@ -76,28 +77,57 @@ def test_machines_take_turns_in_writing_and_lose_nothing(machine: Machine) -> No
         assert verify_collection(layout) == []
 
 
-def test_writer_waits_for_a_reader_of_its_machine_that_brings_the_copy_up_to_date(
+@pytest.mark.parametrize(
+    "meanwhile", [served, lambda layout: stones.publish_change(layout, "m")], ids=["first readers", "writer"]
+)
+def test_reader_that_copies_is_waited_for_by_a_writer_and_by_readers_without_a_copy(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[CollectionLayout], object]
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    layout = machine("b")
+    if meanwhile is not served:
+        open_generation(layout)
+        stones.publish_change(machine("a"), "n")
+        machine("b")
+    copies, is_over, pull = threading.Event(), threading.Event(), Replica._pull
+
+    def pull_slowly(replica: Replica, current: Current) -> None:
+        if not copies.is_set():
+            copies.set()
+            assert not is_over.wait(0.5)
+        pull(replica, current)
+
+    monkeypatch.setattr(Replica, "_pull", pull_slowly)
+    with ThreadPoolExecutor(1) as pool:
+        refreshed = pool.submit(reader_of(layout, None).refresh)
+        assert copies.wait(60)
+        meanwhile(layout)
+        is_over.set()
+        refreshed.result()
+    assert layout.current_generation_number() == (1 if meanwhile is served else 3)
+    assert verify_collection(layout) == []
+
+
+def test_reader_whose_copy_is_up_to_date_needs_no_lock(machine: Machine) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    open_generation(machine("b"))
+    layout = machine("b")
+    with exclusive_lock(layout.lock_path, "the lock of the copy", CollectionBusyError):
+        assert open_generation(layout).warning is None
+        stones.publish_change(machine("a"), "n")
+        assert "is served as it is" in str(open_generation(machine("b")).warning)
+    assert open_generation(machine("b")).number == 2
+
+
+def test_reader_that_follows_a_collection_copies_none_that_is_being_removed(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = machine("a")
     stones.publish_documents(layout, stones.document_ids(5))
-    reads, written = threading.Event(), threading.Event()
-    read = ObjectFolder.read
-
-    def read_slowly(store: ObjectFolder, key: str) -> StoredObject | None:
-        if key == "CURRENT" and not reads.is_set():
-            reads.set()
-            assert not written.wait(0.5)
-        return read(store, key)
-
-    monkeypatch.setattr(ObjectFolder, "read", read_slowly)
-    with ThreadPoolExecutor(1) as pool:
-        refreshed = pool.submit(reader_of(layout, None).refresh)
-        assert reads.wait(5.0)
-        stones.publish_change(layout, "n")
-        written.set()
-        refreshed.result()
-    assert layout.current_generation_number() == 2
+    let_happen_before(monkeypatch, Replica, "remove", lambda _: reader_of(layout, None).refresh())
+    drop_collection(layout)
+    assert not layout.folder.exists()
+    assert not layout.exists()
 
 
 def test_reader_follows_what_is_published_and_keeps_the_generation_it_holds_readable(
@@ -160,6 +190,8 @@ def test_partition_that_waits_for_the_copy_of_another_is_busy_and_not_damaged(
     with exclusive_lock(plain.lock_path, "the lock of the copy", CollectionBusyError):
         assert open_parts(reader(first), 3, first, HASHES).num_documents
         for wanted, parts in ((3, second), (4, first)):
+            if wanted == 4:
+                delete_documents(machine("a"), stones.document_ids(2))
             began = time.monotonic()
             with pytest.raises(CollectionBusyError):
                 open_parts(reader(parts), wanted, parts, HASHES)

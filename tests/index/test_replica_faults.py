@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from cairn.pipeline.manifest import MANIFEST_NAME, record_file
 
 from tests.index import stones
 from tests.index.stones import served
+from tests.served_stones import wait_until
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -181,15 +181,19 @@ def test_lease_is_refused_to_others_while_it_is_held_and_free_afterwards(folder:
     assert folder.read(LEASE_KEY) is not None, "one that was taken over is not released"
 
 
-def test_lease_is_renewed_beyond_its_time(folder: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_is_renewed_beyond_its_time_also_after_a_lost_reply(
+    folder: ObjectFolder, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replica_module, "LEASE_SECONDS", 300.0)
     monkeypatch.setattr(replica_module, "RENEWALS", 3_000)
     with Lease(folder, "c").held():
-        first = holder(folder)
-        while (later := holder(folder)) == first:
-            time.sleep(0.01)
-        assert later["token"] == first["token"]
-        assert later["until"] > first["until"]
+        object_store.fault("PUT", "/LEASE", "lose-reply")
+        for _ in range(3):
+            before = holder(folder)
+            wait_until(lambda before=before: holder(folder) != before)
+            later = holder(folder)
+            assert later["token"] == before["token"]
+            assert later["until"] > before["until"]
         with pytest.raises(CollectionBusyError):
             Lease(folder, "c").held().__enter__()
 
