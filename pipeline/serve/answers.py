@@ -39,8 +39,7 @@ from cairn.pipeline.serve.corpus_map import MapCache
 from cairn.pipeline.serve.feedback_log import FeedbackLog
 from cairn.pipeline.serve.file_ingestion import FileIngestion
 from cairn.pipeline.serve.keys import ApiKey, KeyFile, Keyring
-from cairn.pipeline.serve.metrics import Metrics, stage
-from cairn.pipeline.serve.middleware import GRANT, require_scope
+from cairn.pipeline.serve.middleware import GRANT, Metrics, require_scope, stage
 from cairn.pipeline.serve.problems import (
     Kind,
     contract,

@@ -36,9 +36,7 @@ from cairn.pipeline.serve.answers import (
     refuse_unknown_parameters,
 )
 from cairn.pipeline.serve.collections import LoadEncoder
-from cairn.pipeline.serve.metrics import MEDIA_TYPE as METRICS_TYPE
-from cairn.pipeline.serve.metrics import telemetry_config
-from cairn.pipeline.serve.middleware import OPEN_PATHS, Envelope
+from cairn.pipeline.serve.middleware import METRICS_TYPE, OPEN_PATHS, Envelope, telemetry_config
 from cairn.pipeline.serve.problems import (
     MEDIA_TYPE,
     TYPE_PREFIX,
