@@ -387,7 +387,11 @@ class DocumentEncoder:
         if tokens is None:
             tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
         chunks = cut_into_chunks(config, tokens, texts)
-        shown, start_char, end_char = shown_chunks(chunks, tokens, texts)
+        if what == "query":  # whose chunks are shown to no one
+            lengths_Q = np.fromiter(map(len, texts), np.int64, len(texts))
+            shown, (start_char, end_char) = chunks, chunk_spans(chunks, tokens.start_char, lengths_Q)
+        else:
+            shown, start_char, end_char = shown_chunks(chunks, tokens, texts)
         start_T = tokens.start_char
         chunk_tokens = np.diff(chunks.token_offsets)
 
