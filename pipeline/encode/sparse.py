@@ -42,9 +42,8 @@ from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import odd_files_reported, reader_of, require_embeddings
 from cairn.pipeline.model.batching import one_torch_thread, run_in_batches
 from cairn.pipeline.model.engine.attention import Workspace
-from cairn.pipeline.model.engine.layer import ACTIVATE, activation_named
 from cairn.pipeline.model.engine.precision import default_device, resolve_precision
-from cairn.pipeline.model.engine.transformer import project
+from cairn.pipeline.model.engine.transformer import ACTIVATE, activation_named, project
 from cairn.pipeline.model.engine.weights import Linear
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint, read_tokenizer
 from cairn.pipeline.model.folders.names import is_endpoint, model_folder

@@ -37,10 +37,16 @@ import torch
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.engine.attention import BUCKETS, RelativeBias
-from cairn.pipeline.model.engine.layer import Activation, Layer, Mlp, activation_named
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.rotary import RotaryTable, even_head_dim, read_rotary
-from cairn.pipeline.model.engine.transformer import InputEmbedding, Transformer
+from cairn.pipeline.model.engine.transformer import (
+    Activation,
+    InputEmbedding,
+    Layer,
+    Mlp,
+    Transformer,
+    activation_named,
+)
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear, Norm, WeightReader
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.first_layers import LAYER_COUNTS

@@ -19,8 +19,8 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.engine.backbone import Backbone, BackboneOver, ContextRows, Ids, Lengths
 from cairn.pipeline.model.engine.packed import Packed
+from cairn.pipeline.model.engine.pattern import Rectangle
 from cairn.pipeline.model.engine.projection import Projection, ProjectionLayer
-from cairn.pipeline.model.engine.rectangle import Rectangle
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.engine.weights import require_floats
 from cairn.pipeline.model.folders.late_interaction import LINEAR, LateInteraction

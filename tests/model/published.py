@@ -12,7 +12,7 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.packed import Packed
-from cairn.pipeline.model.engine.rectangle import Rectangle
+from cairn.pipeline.model.engine.pattern import Rectangle
 from safetensors.torch import load_file
 
 LENGTHS = np.array([61, 40, 7, 1])

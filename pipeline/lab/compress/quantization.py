@@ -31,9 +31,14 @@ from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.lab.compress.settings import CompressConfig, WeightFormat
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import reader_of
-from cairn.pipeline.model.engine.layer import Activation, Layer, run_layer
 from cairn.pipeline.model.engine.pattern import Batch
-from cairn.pipeline.model.engine.transformer import InPlaceOperations, Transformer
+from cairn.pipeline.model.engine.transformer import (
+    Activation,
+    InPlaceOperations,
+    Layer,
+    Transformer,
+    run_layer,
+)
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear
 from cairn.pipeline.model.families import language_model
 from cairn.pipeline.model.folders.checkpoint import Checkpoint

@@ -40,10 +40,9 @@ from cairn.pipeline.lab.train.packed_rows import alone, attend_in_blocks, cut_in
 from cairn.pipeline.lab.train.settings import RunConfig
 from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
-from cairn.pipeline.model.engine.layer import ACTIVATE, Activation, run_layer
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.precision import default_device, resolve_precision
-from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.engine.transformer import ACTIVATE, Activation, Transformer, run_layer
 from cairn.pipeline.model.engine.weights import AnyLinear, Norm, NotedTensors
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder

@@ -1,7 +1,6 @@
 """The transformer layer and what runs it.
 
-    families ─▶ transformer ─▶ hidden states
-                 │ layer (its steps, over operations of transformer or openvino_backbone)
+    families ─▶ transformer (a layer's steps, over its operations or openvino_backbone's) ─▶ hidden states
                  │ weights, rotary, precision
                  └ pattern (who sees whom): rectangle | packed
                      └ attention

@@ -24,11 +24,9 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from cairn.pipeline.model.engine.layer import Activation, Layer, run_layer
-from cairn.pipeline.model.engine.pattern import Pattern, Shape
+from cairn.pipeline.model.engine.pattern import Pattern, Rectangle, Shape
 from cairn.pipeline.model.engine.precision import resolve_precision
-from cairn.pipeline.model.engine.rectangle import Rectangle
-from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.engine.transformer import Activation, Layer, Transformer, run_layer
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear, Norm
 from jaxtyping import Float, Float32
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cairn.pipeline.model.engine import attention
 from cairn.pipeline.model.engine.attention import Workspace, attend, bias_where
-from cairn.pipeline.model.engine.rectangle import LocalWindow
+from cairn.pipeline.model.engine.pattern import LocalWindow
 
 CPU = torch.device("cpu")
 

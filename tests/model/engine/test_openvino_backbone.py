@@ -15,8 +15,8 @@ from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine import precision
-from cairn.pipeline.model.engine.layer import Layer, Mlp
 from cairn.pipeline.model.engine.openvino_backbone import OpenVinoTransformer, _group_size
+from cairn.pipeline.model.engine.transformer import Layer, Mlp
 from cairn.pipeline.model.engine.weights import Linear, Norm
 
 from tests.model.published import LENGTHS, random_ids, worst

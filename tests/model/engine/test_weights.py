@@ -7,8 +7,13 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.attention import Workspace
-from cairn.pipeline.model.engine.layer import ACTIVATIONS, Activation
-from cairn.pipeline.model.engine.transformer import Transformer, add_projection, project
+from cairn.pipeline.model.engine.transformer import (
+    ACTIVATIONS,
+    Activation,
+    Transformer,
+    add_projection,
+    project,
+)
 from cairn.pipeline.model.engine.weights import Linear
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.cde import read_cde
 from cairn.pipeline.model.engine.packed import Packed
-from cairn.pipeline.model.engine.rectangle import Rectangle
+from cairn.pipeline.model.engine.pattern import Rectangle
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from safetensors.torch import load_file, save_file
 
