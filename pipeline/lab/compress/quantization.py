@@ -152,10 +152,7 @@ class _TellingOperations(InPlaceOperations):
 
 @torch.inference_mode()
 def run_one_layer(
-    engine: Transformer,
-    index: int,
-    x_TD: Float32[torch.Tensor, "T D"],
-    seen: Seen = lambda *_: None,
+    engine: Transformer, index: int, x_TD: Float32[torch.Tensor, "T D"], seen: Seen = lambda *_: None
 ) -> Float32[torch.Tensor, "T D"]:
     """Return a text's states after a layer; ``seen`` is told each projection and its input."""
     operations = _TellingOperations(engine, index, len(x_TD), seen)
