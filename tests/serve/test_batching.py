@@ -10,8 +10,8 @@ import threading
 
 import numpy as np
 import pytest
-from cairn.pipeline.serve import batching
-from cairn.pipeline.serve.batching import EncoderQueue
+from cairn.pipeline.serve import collections
+from cairn.pipeline.serve.collections import EncoderQueue
 from cairn.pipeline.serve.problems import ProblemError
 
 DIM = 4
@@ -95,7 +95,7 @@ async def test_texts_that_gather_during_a_pass_share_the_next_with_those_of_thei
 
 
 async def test_long_list_gives_way_to_a_single_text(queue, gate, monkeypatch):
-    monkeypatch.setattr(batching, "MAX_PASS_BYTES", 4)
+    monkeypatch.setattr(collections, "MAX_PASS_BYTES", 4)
     found = await behind_a_first(queue, gate, queue.encode(["aa", "bb", "cc", "dd"]), queue.encode(["x"]))
     assert [vectors[:, 0].tolist() for vectors in found] == [[2.0] * 4, [1.0]]
     assert "x" in gate.passes[1]
@@ -113,7 +113,7 @@ async def test_request_with_a_text_the_encoder_fails_on_fails_alone(queue, gate,
 
 
 async def test_full_queue_refuses_and_serves_again_when_it_is_empty(queue, gate, monkeypatch):
-    monkeypatch.setattr(batching, "MAX_WAITING_BYTES", 8)
+    monkeypatch.setattr(collections, "MAX_WAITING_BYTES", 8)
     found = await behind_a_first(
         queue, gate, queue.encode(["12345"]), queue.encode(["1234"]), queue.encode(["123"])
     )
@@ -123,7 +123,7 @@ async def test_full_queue_refuses_and_serves_again_when_it_is_empty(queue, gate,
 
 
 async def test_request_whose_caller_has_gone_is_not_encoded_and_leaves_its_room(queue, gate, monkeypatch):
-    monkeypatch.setattr(batching, "MAX_WAITING_BYTES", 16)
+    monkeypatch.setattr(collections, "MAX_WAITING_BYTES", 16)
     first = await begun(queue, gate)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(queue.encode(["gone", "too"]), 0.01)
