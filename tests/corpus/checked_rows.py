@@ -46,9 +46,5 @@ def read(
     return found.rows, found.rejected
 
 
-def raw_strings(*values: bytes | None) -> pa.Array:
-    return pa.array(values, pa.binary()).view(pa.string())
-
-
 def reasons(rejected: Iterable[dict[str, Any]]) -> list[tuple[int | None, str]]:
     return [(row["row_index"], row["reason"]) for row in rejected]

@@ -487,7 +487,7 @@ def test_the_heading_of_a_passage_is_found_in_linear_time() -> None:
     text = f"# x{' ' * 200_000}y\n\nfound"
     begin = time.process_time()
     assert page_of(text, len(text) - 5, len(text), "a.md") == "section x y"
-    assert time.process_time() - begin < 2  # quadratic time: 60
+    assert time.process_time() - begin < 15  # quadratic time: 60
 
 
 def test_a_document_in_a_store_is_read_from_a_copy(tmp_path: Path) -> None:
@@ -762,7 +762,8 @@ def test_cells_without_a_stored_value_or_type_keep_what_they_say(tmp_path: Path)
         [timedelta(hours=42, seconds=5), 2, "=B1*3", 1234567890123456789, "09007199254740993"]
     )
     made.save(tmp_path / "a.xlsx")
-    (tmp_path / "b.xls").write_bytes((tmp_path / "a.xlsx").read_bytes())
+    for name in ("b.xls", "c.ods", "d.xlsb"):  # read as what it is
+        (tmp_path / name).write_bytes((tmp_path / "a.xlsx").read_bytes())
     duration = 'office:value-type="time" office:time-value="PT42H00M05S"'
     number = 'office:value-type="float" office:value="9007199254740993"'
     cells = "<table:table-cell><text:p>no type</text:p></table:table-cell>" + "".join(
@@ -779,10 +780,10 @@ def test_cells_without_a_stored_value_or_type_keep_what_they_say(tmp_path: Path)
         "META-INF/manifest.xml": "<manifest/>",
         "content.xml": f"<office:document-content{names}>{sheet}</office:document-content>",
     }
-    packed(tmp_path / "c.ods", parts)
+    packed(tmp_path / "e.ods", parts)
     rows, rejected = read(tmp_path)
     assert [row["text"].splitlines()[-1] for row in rows] == [
-        *["| 42:00:05 | 2 | =B1*3 | 1234567890123457000 | 09007199254740993 |"] * 2,
+        *["| 42:00:05 | 2 | =B1*3 | 1234567890123457000 | 09007199254740993 |"] * 4,
         "| no type | 42:00:05 | 9007199254740993 |",
     ]
     assert rejected == []
@@ -812,14 +813,7 @@ def test_time_grows_with_the_length_of_a_cell() -> None:
         assert shown.endswith(b'<c t="str"><v>=1</v></c>')
         return time.process_time() - begin
 
-    assert seconds(40_000) < 1
-
-
-def test_a_workbook_is_read_as_what_it_is_whatever_its_name_says(tmp_path: Path) -> None:
-    for name in ("a.xls", "b.ods", "c.xlsb"):
-        sheets(tmp_path / name.replace(name[1:], ".xlsx")).rename(tmp_path / name)
-    rows, rejected = read(tmp_path)
-    assert ({row["text"].splitlines()[-1] for row in rows}, len(rows), rejected) == ({"| Oslo |"}, 3, [])
+    assert seconds(40_000) < 10
 
 
 def test_formulas_of_xls_are_told_of_where_none_has_a_value() -> None:
@@ -1021,26 +1015,21 @@ def test_pages_of_word_end_at_breaks_of_the_author_where_no_layout_is_noted(tmp_
     assert row["text"].split(PAGE_BREAK) == ["One", "Two", ""]
 
 
-def test_a_damaged_page_costs_that_page(tmp_path: Path) -> None:
-    [row], rejected = read(pdf(tmp_path / "a.pdf", page("One"), None, page("Three")))
-    assert row["text"] == PAGE_BREAK.join(["One", "", "Three"])
-    assert [(each["doc_id"], each["reason"]) for each in rejected] == [("a.pdf", "damaged_page")]
-    assert rejected[0]["detail"].startswith("page 2: ")
-
-
-def test_scanned_pages_are_counted_and_named_and_blank_ones_are_not(tmp_path: Path) -> None:
-    [row], rejected = read(pdf(tmp_path / "a.pdf", PIXEL, page("Two"), b"", PIXEL))
-    assert row["text"] == "\f\nTwo\n\f\n\n\f\n"
-    assert [(each["reason"], each["detail"][:7]) for each in rejected] == [
-        ("page_without_text", "page 1:"), ("page_without_text", "page 4:")
-    ]  # fmt: skip
+def test_a_page_that_is_damaged_or_a_picture_costs_that_page_and_a_blank_one_nothing(tmp_path: Path) -> None:
+    [row], rejected = read(pdf(tmp_path / "a.pdf", PIXEL, page("Two"), None, b"", page("Five"), PIXEL))
+    assert row["text"] == "\f\nTwo\n\f\n\n\f\n\n\f\nFive\n\f\n"
+    assert [(each["doc_id"], each["reason"], each["detail"][:7]) for each in rejected] == [
+        ("a.pdf", "page_without_text", "page 1:"),
+        ("a.pdf", "damaged_page", "page 3:"),
+        ("a.pdf", "page_without_text", "page 6:"),
+    ]
 
 
 @pytest.mark.usefixtures("own_children")
 @pytest.mark.parametrize(
     ("limit", "value", "detail"),
     [
-        ("PAGE_SECONDS", 1, "reading it takes longer than 1 s"),
+        ("PAGE_SECONDS", 5, "reading it takes longer than 5 s"),
         ("MEMORY_BYTES", 64 << 20, "its reader failed; it is damaged, or needs more than 64 MiB of memory"),
     ],
 )
@@ -1053,10 +1042,11 @@ def test_a_page_that_takes_all_time_or_memory_costs_that_page(
     assert rejected["detail"] == f"page 2: {detail}"
 
 
+@pytest.mark.usefixtures("own_children")
 def test_pages_that_each_end_their_reader_are_given_up_after_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paged, "PAGE_SECONDS", 1)
+    monkeypatch.setattr(paged, "MEMORY_BYTES", 64 << 20)
     monkeypatch.setattr(paged, "MAX_ENDED", 2)
     [row], rejected = read(pdf(tmp_path / "a.pdf", page("One"), *[BOMB] * 3, page("Five")))
     assert row["text"] == PAGE_BREAK.join(["One", "", "", ""])

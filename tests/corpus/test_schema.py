@@ -35,21 +35,6 @@ def fields(schema: CorpusSchema) -> dict[str, pa.DataType]:
     return {field.name: field.type for field in schema.metadata_fields}
 
 
-@pytest.mark.parametrize(
-    "id_type",
-    [
-        pa.string(),
-        pa.large_string(),
-        pa.string_view(),
-        pa.int32(),
-        pa.uint64(),
-        pa.dictionary(pa.int8(), pa.string()),
-    ],
-)
-def test_id_of_string_or_integer_type_is_accepted(id_type: pa.DataType) -> None:
-    assert agree({"id": id_type, "text": pa.string()}).columns[0] == {"doc_id": "id", "text": "text"}
-
-
 def test_a_file_of_which_the_id_cannot_be_one_is_quarantined_and_the_others_read(tmp_path: Path) -> None:
     for name, ids in (("a", [b"bin"]), ("b", [1.5]), ("c", ["kept"])):
         pq.write_table(pa.table({"id": ids, "text": ["text"]}), tmp_path / f"{name}.parquet")

@@ -80,22 +80,6 @@ def test_resumed_run_does_not_stage_what_lies_encoded(tmp_path: Path, write_corp
     assert second.tables[0].schema == staged_schema([pa.field("year", pa.int64())])
 
 
-def test_duplicates_keep_the_first_row_and_say_where_the_others_are(
-    tmp_path: Path, write_corpus: WriteCorpus
-) -> None:
-    first = write_corpus("a.parquet", id=["a", None, "a", "b"], text=["first", "x", "second", "y"])
-    second = write_corpus("b.parquet", id=["b"], text=["z"])
-    run = Run(tmp_path, first.parent)
-    assert [(row["doc_id"], row["text"]) for row in run.rows] == [("a", "first"), ("b", "y")]
-    assert [
-        (row["source_file"], row["row_index"], row["doc_id"], row["reason"]) for row in run.quarantined
-    ] == [
-        (str(first), 1, None, "null_id"),
-        (str(first), 2, "a", "duplicate_id"),
-        (str(second), 0, "b", "duplicate_id"),
-    ]
-
-
 def test_damaged_file_counts_as_one_row_and_makes_the_pass_incomplete(
     tmp_path: Path, write_corpus: WriteCorpus
 ) -> None:
@@ -139,15 +123,17 @@ def test_shard_is_closed_by_the_row_that_fills_it_however_the_source_is_batched(
     ]
 
 
-def test_shards_are_the_same_bytes_for_the_same_corpus(tmp_path: Path, write_corpus: WriteCorpus) -> None:
-    source = write_corpus(id=[*range(500)], text=[f"text {i}" for i in range(500)])
-    first = [path.read_bytes() for path in Run(tmp_path / "1", source).staged.shards]
-    second = [
-        path.read_bytes()
-        for path in Run(tmp_path / "2", source, config=CorpusConfig(batch_rows=3)).staged.shards
-    ]
-    assert first == second
-    assert len(first) > 1
+def test_shards_are_the_same_bytes_for_the_same_rows_however_they_are_cut_and_read(
+    tmp_path: Path, write_corpus: WriteCorpus
+) -> None:
+    columns = {"id": [*range(500)], "text": [f"text {i}" for i in range(500)], "year": [*range(500)]}
+    shards = list[list[bytes]]()
+    for row_group_size, batch_rows in ((500, 1_024), (7, 3)):
+        source = write_corpus(**columns, options={"row_group_size": row_group_size})
+        run = Run(tmp_path / str(batch_rows), source, config=CorpusConfig(batch_rows=batch_rows))
+        shards.append([path.read_bytes() for path in run.staged.shards])
+    assert shards[0] == shards[1]
+    assert len(shards[0]) > 1
 
 
 def test_rows_of_a_shard_are_bounded(tmp_path: Path, write_corpus: WriteCorpus) -> None:
@@ -166,17 +152,6 @@ def test_given_vectors_fill_a_shard_as_text_does(tmp_path: Path) -> None:
     assert [pq.read_metadata(path).num_rows for path in staged.shards] == [2, 2]
 
 
-def test_plan_counts_what_staging_would_do_and_writes_nothing(
-    tmp_path: Path, write_corpus: WriteCorpus
-) -> None:
-    source = write_corpus(id=["a", "a", "b", None], text=["x", "y", "z", "w"])
-    run = Run(tmp_path / "staged", source)
-    with Ledger(tmp_path / "plan.sqlite") as ledger:
-        planned = stage_changes(scan_sources([str(source)], CONFIG), CONFIG, ledger)
-    assert asdict(planned) == {**asdict(run.staged), "shards": ()}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "plan.sqlite", "staged"]
-
-
 corpus_rows = st.lists(
     st.tuples(st.sampled_from([None, "", "a", "b", "c", "d\0"]), st.sampled_from([None, " ", "1", "2"])),
     min_size=1,
@@ -185,29 +160,32 @@ corpus_rows = st.lists(
 
 
 @settings(max_examples=30)
-@given(corpus_rows, corpus_rows, st.integers(1, 4))
-def test_two_runs_stage_what_is_new_or_changed_and_refuse_the_rest(
+@given(corpus_rows, corpus_rows, st.integers(0, 6), st.integers(1, 4))
+def test_two_runs_and_their_plans_count_and_stage_what_is_new_or_changed_and_refuse_the_rest(
     tmp_path_factory: pytest.TempPathFactory,
     first: list[tuple[str | None, str | None]],
     second: list[tuple[str | None, str | None]],
+    cut: int,
     batch_rows: int,
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "equation"
     (folder / "corpus").mkdir(parents=True, exist_ok=True)
-    source = folder / "corpus" / "a.parquet"
+    config = CorpusConfig(batch_rows=batch_rows)
     published, known = dict[str, str](), dict[str, str]()
     for rows in (first, second):
-        ids, texts = zip(*rows, strict=True)
-        pq.write_table(
-            pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string())}), source
-        )
-        run = Run(folder, source.parent, config=CorpusConfig(batch_rows=batch_rows), published=published)
-        good, refused = dict[str, str](), list[tuple[int, str]]()
-        for place, (doc_id, text) in enumerate(rows):
-            raw = (None if value is None else value.encode() for value in (doc_id, text))
-            reason = expected_reason(*raw, title=None, score=None)
+        places = list[tuple[str, int]]()
+        for name, own in (("a", rows[:cut]), ("b", rows[cut:])):
+            path = folder / "corpus" / f"{name}.parquet"
+            columns = {column: [row[place] for row in own] for place, column in enumerate(("id", "text"))}
+            pq.write_table(pa.table(columns, pa.schema([("id", pa.string()), ("text", pa.string())])), path)
+            places += [(str(path), place) for place in range(len(own))]
+        run = Run(folder, folder / "corpus", config=config, published=published)
+        good, refused = dict[str, str](), list[tuple[str, int, str | None, str]]()
+        for place, (doc_id, text) in zip(places, rows, strict=True):
+            reason = expected_reason(*(None if value is None else value.encode() for value in (doc_id, text)))
             if reason or doc_id in good:
-                refused.append((place, reason or "duplicate_id"))
+                shown = doc_id and doc_id.replace("\0", "\ufffd")
+                refused.append((*place, shown, reason or "duplicate_id"))
             elif doc_id and text:
                 good[doc_id] = text
         new = [doc_id for doc_id in good if doc_id not in known]
@@ -216,10 +194,18 @@ def test_two_runs_stage_what_is_new_or_changed_and_refuse_the_rest(
         assert counts(run.staged) == (len(rows), len(new), len(changed), unchanged, 0, len(refused))
         staged = [(doc_id, text) for doc_id, text in good.items() if doc_id in new + changed]
         assert [(row["doc_id"], row["text"]) for row in run.rows] == staged
-        assert sorted((row["row_index"], row["reason"]) for row in run.quarantined) == refused
-        assert {row["source_file"] for row in run.quarantined} <= {str(source)}
+        names = ("source_file", "row_index", "doc_id", "reason")
+        assert sorted(tuple(row[name] for name in names) for row in run.quarantined) == sorted(refused)
         # A document whose new version is bad has not vanished.
-        assert (run.replaced, run.vanished) == (sorted(changed), sorted(known.keys() - {*ids}))
+        assert (run.replaced, run.vanished) == (
+            sorted(changed),
+            sorted(known.keys() - {row[0] for row in rows}),
+        )
+        before = sorted(folder.rglob("*"))
+        with Ledger(folder / "ledger.sqlite", folder / "sources.sqlite") as ledger:
+            planned = stage_changes(scan_sources([str(folder / "corpus")], config), config, ledger)
+        assert asdict(planned) == {**asdict(run.staged), "shards": ()}
+        assert sorted(folder.rglob("*")) == before, "a plan writes nothing"
         published, known = {**published, **run.shas}, {**known, **good}
 
 

@@ -978,14 +978,6 @@ def test_advice_stands_once_where_no_file_can_be_read(
     assert str(refusal.value).endswith(end)
 
 
-def test_a_json_list_of_several_kinds_alone_is_warned_of(tmp_path: Path) -> None:
-    row = b'{"id": "a", "text": "x", "mixed": ["a", 1, 2.5, true], "plain": [1, 2.5, null]}'
-    (tmp_path / "a.jsonl").write_bytes(row)
-    scan = scan_sources([str(tmp_path)], CorpusConfig())
-    (warning,) = scan.schema.warnings
-    assert warning.startswith("column 'mixed' holds booleans and numbers and texts")
-
-
 def test_nan_beside_texts_in_json_is_quarantined(tmp_path: Path) -> None:
     values = ['"a"', "NaN", '["b", -Infinity]', "[1.5]"]
     lines = [f'{{"id": "{place}", "text": "x", "v": {value}}}' for place, value in enumerate(values)]

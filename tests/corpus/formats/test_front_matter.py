@@ -108,11 +108,6 @@ def test_keys_become_columns_and_files_without_them_have_nulls(tmp_path: Path) -
     assert rejected == []
 
 
-def test_a_whole_number_written_as_a_decimal_fits_a_stored_column_of_whole_numbers(tmp_path: Path) -> None:
-    write(tmp_path, a="---\norder: 3.0\n---\ntext")
-    assert checked(tmp_path, stored=[pa.field("order", pa.int64())]).rows[0]["order"] == 3
-
-
 def test_a_key_can_be_the_id_and_a_file_without_it_is_quarantined(tmp_path: Path) -> None:
     write(tmp_path, a="---\nslug: one\nheadline: One\n---\nbody", b="body")
     config = CorpusConfig(id_column="slug", title_column="headline")
@@ -215,7 +210,7 @@ STORED = [
 
 
 def test_the_columns_of_a_collection_decide_and_what_does_not_fit_costs_its_document(tmp_path: Path) -> None:
-    write(tmp_path, a="---\nyear: 2020\ntags: one\nmood: good\n---\nx", b="---\nyear: late\n---\nx", c="x")
+    write(tmp_path, a="---\nyear: 2020.0\ntags: one\nmood: good\n---\nx", b="---\nyear: late\n---\nx", c="x")
     write(tmp_path, d="---\ntags:\n- {name: red}\n---\nx")
     found = checked(tmp_path, stored=STORED)
     assert [*found.scan.metadata_fields] == [*STORED, pa.field("mood", pa.string())]
