@@ -15,24 +15,16 @@ def stored(root: Path, collection: str = "c") -> dict[str, Any]:
 
     layout = CollectionLayout.at(root, collection)
     generation = open_generation(layout)
-    tables = LanceTables.open(layout, generation.manifest.lance_versions)
-    documents = pa.Table.from_batches(
-        tables.scan(
-            "documents",
-            ["doc_id", "text", "content_sha256", "year", "cluster_id", "vector"],
-            generation.manifest.lance_versions,
-        )
-    )
-    chunks = pa.Table.from_batches(
-        tables.scan(
-            "chunks",
-            ["doc_id", "ordinal", "start_char", "end_char", "vector"],
-            generation.manifest.lance_versions,
-        )
-    )
-    found: dict[str, Any] = {row["doc_id"]: {**row, "chunks": []} for row in documents.to_pylist()}
-    assert len(found) == documents.num_rows
-    for row in chunks.to_pylist():
+    versions = generation.manifest.lance_versions
+    tables = LanceTables.open(layout, versions)
+
+    def rows(table: str, *columns: str) -> list[dict[str, Any]]:
+        return pa.Table.from_batches(tables.scan(table, [*columns], versions)).to_pylist()
+
+    documents = rows("documents", "doc_id", "text", "content_sha256", "year", "cluster_id", "vector")
+    found: dict[str, Any] = {row["doc_id"]: {**row, "chunks": []} for row in documents}
+    assert len(found) == len(documents)
+    for row in rows("chunks", "doc_id", "ordinal", "start_char", "end_char", "vector"):
         found[row["doc_id"]]["chunks"].append(row)
     return found
 
@@ -44,15 +36,7 @@ def require_same(left: dict[str, Any], right: dict[str, Any]) -> None:
     assert sorted(left) == sorted(right)
     for doc_id, document in left.items():
         other = right[doc_id]
-        assert document["content_sha256"] == other["content_sha256"]
-        assert np.allclose(document["vector"], other["vector"], atol=1e-5)
-        spans = [
-            [(chunk["start_char"], chunk["end_char"]) for chunk in side["chunks"]]
-            for side in (document, other)
-        ]
-        assert spans[0] == spans[1]
-        assert np.allclose(
-            [chunk["vector"] for chunk in document["chunks"]],
-            [chunk["vector"] for chunk in other["chunks"]],
-            atol=1e-5,
-        )
+        for row, same in ((document, other), *zip(document["chunks"], other["chunks"], strict=True)):
+            for name in ("content_sha256", "start_char", "end_char"):
+                assert row.get(name) == same.get(name)
+            assert np.allclose(row["vector"], same["vector"], atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +13,7 @@ import tomllib
 import venv
 from collections.abc import Callable
 from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import cairn
@@ -23,6 +25,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+CODE = [path for folder in ("cli", "jobs", "pipeline") for path in sorted((ROOT / folder).rglob("*.py"))]
+PAGES = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").glob("*.*")),
+    *(ROOT / name for name in ("README.md", "AGENTS.md", "Dockerfile", "Makefile")),
+]
 COMES_WITH = {
     "anyio": "mcp",
     "opentelemetry-api": "fastapi",
@@ -224,21 +232,17 @@ except ImportError as error:
 
 
 def test_every_import_is_of_a_declared_requirement():
-    extras = PROJECT["optional-dependencies"]
-    declared = {
-        canonicalize_name(Requirement(line).name)
-        for line in [*PROJECT["dependencies"], *(line for lines in extras.values() for line in lines)]
-    }
+    extras = chain.from_iterable(PROJECT["optional-dependencies"].values())
+    declared = {canonicalize_name(Requirement(line).name) for line in (*PROJECT["dependencies"], *extras)}
     providers = packages_distributions()
     missing: dict[str, list[str]] = {}
-    for package in ("pipeline", "cli", "jobs"):
-        for path in (ROOT / package).rglob("*.py"):
-            if path.is_relative_to(ROOT / "jobs/configs"):  # files for other schedulers, run by theirs
-                continue
-            for module in imported_modules(path) - {"cairn"}:
-                names = {canonicalize_name(name) for name in providers.get(module, [module])}
-                if declared.isdisjoint(names | {COMES_WITH[name] for name in names & set(COMES_WITH)}):
-                    missing.setdefault(module, []).append(path.relative_to(ROOT).as_posix())
+    for path in CODE:
+        if path.is_relative_to(ROOT / "jobs/configs"):  # files for other schedulers, run by theirs
+            continue
+        for module in imported_modules(path) - {"cairn"}:
+            names = {canonicalize_name(name) for name in providers.get(module, [module])}
+            if declared.isdisjoint(names | {COMES_WITH[name] for name in names & set(COMES_WITH)}):
+                missing.setdefault(module, []).append(path.relative_to(ROOT).as_posix())
 
     assert missing == {}
 
@@ -252,3 +256,56 @@ def imported_modules(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.partition(".")[0])
     return names - set(sys.stdlib_module_names)
+
+
+def test_pinned_versions_are_those_that_are_asked_for():
+    """pip refuses where the two contradict each other, but only in an environment that is made new."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    extras = [asked for name, asked in PROJECT["optional-dependencies"].items() if name != "gpu"]
+    asked = map(Requirement, [*PROJECT["dependencies"], *chain.from_iterable(extras)])
+    found = {canonicalize_name(name): version for name, version in pins.items()} | {PROJECT["name"]: "0"}
+    wrong = [
+        str(one)
+        for one in asked
+        if not one.specifier.contains(found.get(canonicalize_name(one.name), "0"), prereleases=True)
+    ]
+
+    assert wrong == []
+
+
+def test_source_files_never_pickle():
+    pickled = re.compile(
+        r"^\s*(import|from) (pickle|cloudpickle|joblib|dill|shelve|marshal)\b|allow_pickle\s*=\s*True",
+        re.MULTILINE,
+    )
+
+    assert [str(path) for path in CODE if pickled.search(path.read_text("utf-8"))] == []
+
+
+def installed_extras(path: Path) -> set[str]:
+    """Return the extras that a file says to install: in a command, or by the function that writes one."""
+    text = path.read_text("utf-8")
+    commands = re.findall(r"pip install[^\n`]*?'?\.\[([\w,-]+)\]", text)
+    named = re.findall(r"""(?:install_command\(|extra_missing\([^)]*?\bextra=)["']([\w-]+)["']""", text)
+    return {extra for each in (*commands, *named) for extra in each.split(",")}
+
+
+def test_every_extra_that_code_or_a_page_says_to_install_is_the_projects() -> None:
+    said = {extra: path for path in (*CODE, *PAGES) for extra in installed_extras(path)}
+    assert {"cpu", "ray", "schedule", "serve", "store"} <= set(said)
+    assert set(said) <= set(PROJECT["optional-dependencies"]), said
+
+
+def test_no_command_installs_a_distribution_of_ours_by_its_name() -> None:
+    """Until one is published, the name may be another author's."""
+    named = re.compile(r"pip install[^\n`]*\bcairn-")
+    decisions = ROOT / "docs/design/decisions"
+    found = [str(path) for path in (*CODE, *PAGES) if decisions not in path.parents]
+    assert [path for path in found if named.search(Path(path).read_text("utf-8"))] == []
+
+
+def test_core_install_holds_what_html_needs_and_no_ray() -> None:
+    core = {re.split(r"[<>=\[]", line)[0] for line in PROJECT["dependencies"]}
+    assert {"beautifulsoup4", "markdownify"} <= core
+    assert "ray" not in core

@@ -1,25 +1,22 @@
-"""What a command imports, and what it says to install where a package is missing: an extra of ours."""
+"""What a command and a search import, and what they say to install where a package is missing."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-CODE = [path for folder in ("cli", "jobs", "pipeline") for path in sorted((ROOT / folder).rglob("*.py"))]
-PAGES = [
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "examples").glob("*.*")),
-    *(ROOT / name for name in ("README.md", "AGENTS.md", "Dockerfile", "Makefile")),
+MODEL_LIBRARIES = {"torch", "transformers", "ray", "sentence_transformers"}
+FRAMEWORKS = {"langchain_core", "llama_index", "haystack", "mcp", "httpx2", "httpx", "openai"}
+COMMANDS = [
+    ".".join(("cairn", *path.relative_to(ROOT).with_suffix("").parts))
+    for path in (ROOT / "cli").rglob("*.py")
+    if not path.stem.startswith("__")
 ]
-WITHOUT_FAISS = "import sys; sys.modules['faiss'] = None; "
-"""What makes ``import faiss`` fail as if there were none."""
+LIBRARY = ["index", "corpus", "collection", "client.errors", "frameworks.source"]
 
 
 def run_python(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +47,7 @@ def test_a_command_without_a_package_names_the_extra_in_one_sentence(
 ) -> None:
     (tmp_path / "a.html").write_text("<h1>Stone</h1>")
     program = (
-        f"import sys; sys.modules[{module!r}] = None; from cairn.cli.main import cairn, run\n"
+        f"sys.modules[{module!r}] = None; from cairn.cli.main import cairn, run\n"
         "for words in sys.argv[1:]: assert run(cairn, words.split(), 'cairn') == 2"
     )
     done = run_python(program, tmp_path, *lines)
@@ -61,68 +58,49 @@ def test_a_command_without_a_package_names_the_extra_in_one_sentence(
 
 
 def test_the_library_without_faiss_names_the_extra(tmp_path: Path) -> None:
-    program = WITHOUT_FAISS + (
-        "import cairn\ntry:\n    cairn.open_collection\nexcept cairn.CairnError as error:\n    print(error)"
+    program = (
+        "sys.modules['faiss'] = None; import cairn\n"
+        "try:\n    cairn.open_collection\nexcept cairn.CairnError as error:\n    print(error)"
     )
     done = run_python(program, tmp_path)
     assert done.stdout.startswith("an index must have the package faiss-cpu or faiss-gpu")
     assert done.stdout.endswith("`pip install '.[cpu]'` in the folder of Cairn's clone\n")
 
 
+VERB = "from cairn.cli.main import cairn, run; run(cairn, {!r}.split(), 'cairn')"
+INDEXES = {"lance", "lancedb", "faiss", "pyarrow"}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "heavy"),
+    ("program", "heavy"),
     [
-        (("list",), {"torch", "transformers", "lance", "lancedb", "ray"}),
-        (("keys", "list"), {"torch", "transformers", "lance", "lancedb", "ray", "faiss", "pyarrow"}),
-        (("submit", "--help"), {"torch", "transformers", "lance", "lancedb", "ray", "faiss", "pyarrow"}),
+        (VERB.format("list"), MODEL_LIBRARIES | {"lance", "lancedb"}),
+        (VERB.format("keys list"), MODEL_LIBRARIES | INDEXES),
+        (VERB.format("submit --help"), MODEL_LIBRARIES | INDEXES),
+        ("import cairn.cli.main", {"numpy", "pyarrow", "jaxtyping"}),
+        (
+            "import cairn.pipeline.search",
+            MODEL_LIBRARIES | {"lancedb", "cairn.pipeline.encode", "cairn.pipeline.model"},
+        ),
+        (
+            f"import {', '.join(['cairn', *COMMANDS, *(f'cairn.pipeline.{name}' for name in LIBRARY)])}",
+            MODEL_LIBRARIES | FRAMEWORKS,
+        ),
     ],
-    ids=["list", "keys", "submit"],
+    ids=["list", "keys", "submit", "command line", "search", "all commands"],
 )
-def test_a_command_that_encodes_nothing_imports_no_heavy_library(
-    arguments: tuple[str, ...], heavy: set[str], tmp_path: Path
-) -> None:
-    program = (
-        "from cairn.cli.main import cairn, run\n"
-        "run(cairn, sys.argv[1:], 'cairn'); print('imported', *sys.modules)"
-    )
-    done = run_python(program, tmp_path, *arguments)
+def test_what_encodes_nothing_imports_no_heavy_library(program: str, heavy: set[str], tmp_path: Path) -> None:
+    """``cairn --help`` must answer at once, so a verb imports what it runs only when it runs."""
+    done = run_python(f"{program}; print('imported', *sys.modules)", tmp_path)
     *_, imported = done.stdout.splitlines()
     assert imported.startswith("imported "), done.stderr
     assert heavy & set(imported.split()) == set()
 
 
-def installed_extras(path: Path) -> set[str]:
-    """Return the extras that a file says to install: in a command, or by the function that writes one."""
-    text = path.read_text("utf-8")
-    commands = re.findall(r"pip install[^\n`]*?'?\.\[([\w,-]+)\]", text)
-    named = re.findall(r"""(?:install_command\(|extra_missing\([^)]*?\bextra=)["']([\w-]+)["']""", text)
-    return {extra for each in (*commands, *named) for extra in each.split(",")}
-
-
-def test_every_extra_that_code_or_a_page_says_to_install_is_the_projects() -> None:
-    said = {extra: path for path in (*CODE, *PAGES) for extra in installed_extras(path)}
-    assert {"cpu", "ray", "schedule", "serve", "store"} <= set(said)
-    assert set(said) <= set(PROJECT["optional-dependencies"]), said
-
-
-def test_no_command_installs_a_distribution_of_ours_by_its_name() -> None:
-    """Until one is published, the name may be another author's."""
-    named = re.compile(r"pip install[^\n`]*\bcairn-")
-    decisions = ROOT / "docs/design/decisions"
-    found = [str(path) for path in (*CODE, *PAGES) if decisions not in path.parents]
-    assert [path for path in found if named.search(Path(path).read_text("utf-8"))] == []
-
-
-def test_core_install_holds_what_html_needs_and_no_ray() -> None:
-    core = {re.split(r"[<>=\[]", line)[0] for line in PROJECT["dependencies"]}
-    assert {"beautifulsoup4", "markdownify"} <= core
-    assert "ray" not in core
-
-
 def test_library_and_commands_run_without_ray(tmp_path: Path, ingest_options: list[str]) -> None:
     (tmp_path / "a.html").write_text("<h1>Stone</h1><p>The old stone path.</p>")
     program = (
-        "import sys; sys.modules['ray'] = None; import cairn; import cairn.cli.main as cli\n"
+        "sys.modules['ray'] = None; import cairn; import cairn.cli.main as cli\n"
         "assert cli.run(cli.cairn, sys.argv[1:], 'cairn') == 0\n"
         "print(cairn.open_collection('c').search('stone').hits[0].title)"
     )

@@ -21,8 +21,8 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers.no_text import NoText
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
+from tests.cli.test_imports import FRAMEWORKS, ROOT
 from tests.frameworks.conftest import QUERY
-from tests.test_house import FRAMEWORKS, ROOT
 
 
 def test_passages_are_cut_from_their_documents_best_first_as_parameters_of_the_search_say(stones):
