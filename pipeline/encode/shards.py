@@ -204,8 +204,7 @@ def _damage_of(path: Path) -> Generator[None]:
 
 
 if TYPE_CHECKING:
-    from cairn.pipeline.encode.documents import EncodedDocuments
-    from cairn.pipeline.encode.token_rows import TokenRows
+    from cairn.pipeline.encode.documents import EncodedDocuments, TokenRows
 
 ADDED_COLUMNS = ("cluster_id", "num_tokens", "num_chunks", "vector")
 """Columns of ``documents`` that a staged row has not."""

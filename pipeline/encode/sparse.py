@@ -34,8 +34,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.config import Precision
-from cairn.pipeline.encode.documents import EncodedDocuments
-from cairn.pipeline.encode.token_rows import TokenRows
+from cairn.pipeline.encode.documents import EncodedDocuments, TokenRows
 from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint

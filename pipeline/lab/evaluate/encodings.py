@@ -32,11 +32,10 @@ from cairn.pipeline.cluster.queries import query_side
 from cairn.pipeline.cluster.sampling import sample_rows
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig
 from cairn.pipeline.context.store import ContextSet, build_context
-from cairn.pipeline.encode.documents import fitted_codebook
+from cairn.pipeline.encode.documents import TokenRows, fitted_codebook
 from cairn.pipeline.encode.encoder import Encoder, load_cutter, open_encoder
 from cairn.pipeline.encode.encoder_fit import prefixes_of
 from cairn.pipeline.encode.given import GivenEncoder
-from cairn.pipeline.encode.token_rows import TokenRows
 from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
 from cairn.pipeline.lab.kept_arrays import kept_arrays

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.durable import storage_errors
-from cairn.pipeline.encode.token_rows import TokenRows
+from cairn.pipeline.encode.documents import TokenRows
 from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.segments.segment import CodeColumn, DeletedRows, JoinedWords, TokenVectors
