@@ -218,8 +218,7 @@ class Collection:
         cross-encoder, by name or folder, that judges the passages of the best documents again
         (:mod:`cairn.pipeline.search.rerank`); needs the extra ``rerank``.
         """
-        asked = self._asked(rerank, options)
-        return self._searcher().answer([query], *asked)[0]
+        return self.search_batch([query], rerank=rerank, **options)[0]
 
     def search_batch(
         self,
@@ -229,14 +228,10 @@ class Collection:
         **options: Unpack[PublicSearchKeywords],
     ) -> list[SearchResult]:
         """Answer several queries with one encoder pass; the options are those of :meth:`search`."""
-        asked = self._asked(rerank, options)
-        return self._searcher().answer(queries, *asked)
-
-    def _asked(
-        self, rerank: str | Reranker | None, options: PublicSearchKeywords
-    ) -> tuple[SearchOptions, Reranker | None]:
         check_names("a search", options, SearchOptions)
-        return SearchOptions(**options), None if rerank is None else self._reranker(rerank)
+        asked = SearchOptions(**options)
+        reranker = None if rerank is None else self._reranker(rerank)
+        return self._searcher().answer(queries, asked, reranker)
 
     def _reranker(self, model: object) -> Reranker:
         if isinstance(model, Reranker):

@@ -51,9 +51,8 @@ from cairn.pipeline.encode.tokenization import (
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
-from cairn.pipeline.model.batching import one_torch_thread
 from cairn.pipeline.model.context_encoder import encoded_head
-from cairn.pipeline.model.document_encoder import embed_chunks, embed_windows, first_dims
+from cairn.pipeline.model.document_encoder import embed_chunks, embed_windows, first_dims, one_torch_thread
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.model_defaults import encoder_config, query_settings
 from cairn.pipeline.model.landmark_mixer import mixer_of

@@ -39,7 +39,7 @@ from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import odd_files_reported, reader_of, require_embeddings
-from cairn.pipeline.model.batching import one_torch_thread, run_in_batches
+from cairn.pipeline.model.document_encoder import one_torch_thread, run_in_batches
 from cairn.pipeline.model.engine.attention import Workspace
 from cairn.pipeline.model.engine.precision import default_device, resolve_precision
 from cairn.pipeline.model.engine.transformer import ACTIVATE, activation_named, project

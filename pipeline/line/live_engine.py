@@ -79,7 +79,7 @@ class LiveEngine(EncoderWorker):
         characters = sum(map(len, rest.column("text").to_pylist()))
         num_tokens = 0
         if rest.num_rows:
-            from cairn.pipeline.model.batching import one_torch_thread
+            from cairn.pipeline.model.document_encoder import one_torch_thread
 
             is_few = characters < SMALL_CHARACTERS or self._is_busy()
             left = as_parquet(rest).to_pybytes() if is_kept.any() else staged

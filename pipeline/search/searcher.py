@@ -287,7 +287,8 @@ class Searcher:
     ) -> tuple[PreparedSearch, Vectors]:
         """Encode, and read what the filter allows."""
         generation, settings = served.generation, served.generation.manifest.settings
-        if options.asks_of_columns:  # refused before encoding
+        asks_of_columns = options.asks_of_columns
+        if asks_of_columns:  # refused before encoding
             require_columns(options, generation.document_schema)
             check_filters(generation, options.filters, options.restriction)
         window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
@@ -302,7 +303,7 @@ class Searcher:
                 generation.require_whole()  # the encoder may have taken its time
             sparse = None if weights is None else weights.result()
         allowed = alone = None
-        if options.asks_of_columns:
+        if asks_of_columns:
             allowed = matching_documents(generation, options.filters, options.restriction, served.timeout)
         if options.hide_word_statistics and options.restriction is not None:
             if isinstance(generation, Elsewhere):

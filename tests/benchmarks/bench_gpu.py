@@ -48,7 +48,7 @@ from cairn.pipeline.lab.train.packed_rows import apart, split
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.lab.train.trainer import TrainingBatch, add_gradient, make_optimizer
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
+from cairn.pipeline.model.document_encoder import CUDA_BATCH_FACTOR
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.vector_index.faiss_build import build_faiss_index

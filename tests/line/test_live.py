@@ -24,7 +24,7 @@ from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.line.live_engine import LiveEngine
 from cairn.pipeline.line.waiting_writes import KeptKeys
 from cairn.pipeline.line.write_log import WriteLog
-from cairn.pipeline.model.batching import run_in_batches
+from cairn.pipeline.model.document_encoder import run_in_batches
 from cairn.pipeline.serve.writers import ServedDocuments
 
 

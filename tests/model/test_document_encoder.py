@@ -10,8 +10,7 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model import document_encoder
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR, run_in_batches
-from cairn.pipeline.model.document_encoder import embed_chunks, pool_spans
+from cairn.pipeline.model.document_encoder import CUDA_BATCH_FACTOR, embed_chunks, pool_spans, run_in_batches
 from cairn.pipeline.model.landmarks import Rows, lay_out, split_into_chunks
 from hypothesis import given
 from hypothesis import strategies as st

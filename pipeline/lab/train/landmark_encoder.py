@@ -39,7 +39,7 @@ from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.lab.train.packed_rows import alone, attend_in_blocks, cut_into_blocks, pooled
 from cairn.pipeline.lab.train.settings import RunConfig
 from cairn.pipeline.model.backbone_loader import reader_of
-from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
+from cairn.pipeline.model.document_encoder import CUDA_BATCH_FACTOR
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.precision import default_device, resolve_precision
 from cairn.pipeline.model.engine.transformer import ACTIVATE, Activation, Transformer, run_layer
