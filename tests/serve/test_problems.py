@@ -1,4 +1,4 @@
-"""What a refused request is told, in words of the schema, without what was sent."""
+"""What a refused request is told, in words of the schema, without what was sent, and what none may name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from tests.serve.conftest import problem
 
 PLACE = "/srv/secret/place"
-SENTENCE = f"top_k must be a number, got 'canary'; see {PLACE}"
+CANARY = "zq-canary-zq"
+SENTENCE = f"top_k must be a number, got '{CANARY}'; see {PLACE}"
 
 
 def kinds_of_errors():
@@ -25,7 +26,7 @@ def test_no_error_passes_on_a_place_or_a_value(kind):
     for told in (search_problem(kind(SENTENCE)).detail, opening_problem(kind(SENTENCE)).detail):
         assert told
         assert PLACE not in told
-        assert "canary" not in told
+        assert CANARY not in told
 
 
 def test_of_a_field_of_several_types_the_error_of_the_type_that_was_sent_is_told():
@@ -58,6 +59,7 @@ BODIES = {"post": {"query": "slate"}, "patch": {"metadata": {}}}
 
 def refused(response):
     assert problem(response) == (422, "invalid-request")
+    assert CANARY not in response.text
     return {error["pointer"]: error["detail"] for error in response.json()["errors"]}
 
 
@@ -95,6 +97,7 @@ def test_parameters_of_addresses_without_documents_are_nobodys_business(client):
 
 UNKNOWN = "there is no such name; this object takes "
 OF_A_SEARCH = "query, top_k, granularity"
+TOO_LONG = "Text should have at most 8192 bytes in UTF-8"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,13 @@ OF_A_SEARCH = "query, top_k, granularity"
         ([], "#", "Input should be an object"),
         ({"query": None}, "#/query", "Input should be a valid string or a valid list"),
         ({"query": [None]}, "#/query/0", "Input should be a valid string"),
-        ({"query": " \n"}, "#/query", "Text should hold more than white space"),
+        ({"query": ""}, "#/query", "String should have at least 1 character"),
+        ({"query": " \t\n"}, "#/query", "Text should hold more than white space"),
+        *(({"query": query}, "#/query", TOO_LONG) for query in ("x" * 8_193, "é" * 4_097)),
+        *(
+            ({field: f"file:///{CANARY}"}, f"#/{field}", UNKNOWN)
+            for field in ("root", "url", "path", "model")
+        ),
         (
             {"filters": {"type": "in", "key": "year", "value": [1, None]}},
             "#/filters/value/1",
@@ -160,3 +169,66 @@ def test_parameter_that_comes_twice_is_refused_where_one_is_taken(client):
     assert told == {"query/start_char": "there must be one of it"}
     ids = "doc_id=stones/granite/0&doc_id=stones/basalt/1"
     assert client.get(f"/v1/collections/stones/map/places?{ids}").status_code == 200
+
+
+def comparison(value=1, key="year", kind="eq"):
+    return {"type": kind, "key": key, "value": value}
+
+
+def nested(depth):
+    return comparison() if depth == 1 else {"type": "and", "filters": [nested(depth - 1)]}
+
+
+FILTERS = [
+    "year > 2000 OR 1=1",
+    comparison(key=f"{CANARY}) OR (1=1"),
+    comparison(key="length(repeat(text,1000000))"),
+    comparison(key="text"),
+    comparison(key="vector"),
+    comparison(kind="like"),
+    comparison(value={"sql": "1=1"}),
+    comparison(value=CANARY),
+    {"type": CANARY},
+    nested(9),
+    {"type": "or", "filters": [comparison() for _ in range(257)]},
+    {"type": "and", "filters": [{"type": "or", "filters": [comparison()] * 32}] * 8},
+    {"type": "in", "key": "year", "value": list(range(1_001))},
+    {"type": "and", "filters": []},
+]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"filters": filters} for filters in FILTERS),
+        *({"granularity": CANARY}, {CANARY: 1}, {"weights": {CANARY: 1.0}}, {"cursor": CANARY}),
+    ],
+)
+def test_filters_are_a_bounded_grammar_and_no_value_is_repeated(client, wrong):
+    """Other bounds and types are the description's, which ``test_fuzz.py`` holds every address to."""
+    response = client.post(SEARCH, json={"query": CANARY, **wrong})
+    assert problem(response)[1] in ("invalid-request", "invalid-filter", "invalid-cursor")
+    assert CANARY not in response.text
+
+
+def test_longest_query_is_answered_and_no_field_of_the_schema_is_an_address(client):
+    assert client.post(SEARCH, json={"query": "é" * 4_096, "top_k": 1}).status_code == 200
+    described = str(client.get("/openapi.json").json()["components"]["schemas"])
+    assert "'format': 'uri'" not in described
+
+
+NAMES = [
+    *("..", "%2E%2E", "..%2Froot", "Stones", "-rf", ".hidden", "a" * 64, "stones%00", "s3:%2F%2Fbucket"),
+    "%2Fetc%2Fpasswd",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_leads_outside_the_root(client, name):
+    for response in (
+        *(client.get(f"/v1/collections/{name}{path}") for path in ("", "/documents/x")),
+        client.post(f"/v1/collections/{name}/search", json={"query": "slate"}),
+        client.post("/v1/embeddings", json={"model": name, "input": "slate"}),
+    ):
+        is_search = response.request.method == "POST" and response.url.path.endswith("/search")
+        assert problem(response)[0] in (404, 422, *([405] if is_search else [])), response.url

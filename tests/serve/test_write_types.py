@@ -119,10 +119,12 @@ def test_texts_of_json_take_the_type_of_their_column_and_else_stay_texts(tmp_pat
         assert server.post(address, json={"documents": [document]}, params=NOW).json()["warnings"] == [
             UNFILTERED
         ]
-        answer = server.patch(f"{address}/a0", json={"metadata": {"i8": 5}}, params=NOW)
+        answer = server.patch(f"{address}/a0", json={"metadata": {"i8": 5, "f32": 2}}, params=NOW)
         assert answer.status_code == 200, answer.json()
     found = stored(tmp_path / "root")
     assert found.slice(2, 1).equals(rows.select([*COLUMNS]).slice(0, 1))
-    assert found.slice(0, 1).drop_columns("i8").equals(rows.select([*COLUMNS]).slice(0, 1).drop_columns("i8"))
+    changed, before = found.slice(0, 1), rows.select([*COLUMNS]).slice(0, 1)
+    assert (changed["i8"].to_pylist(), changed["f32"].to_pylist()) == ([5], [2.0])
+    assert changed.drop_columns(["i8", "f32"]).equals(before.drop_columns(["i8", "f32"]))
     new = open_collection("c", root=tmp_path / "root").documents.to_arrow().sort_by("doc_id")["new"]
     assert (new.type, new.to_pylist()) == (pa.string(), [None, None, "2024-02-29"])
