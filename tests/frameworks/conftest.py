@@ -16,7 +16,6 @@ from cairn.pipeline.collection import open_collection
 from cairn.pipeline.serve.settings import ServeSettings
 
 from tests.served_stones import serving
-from tests.small_ingests import ingest_rows, settings
 
 QUERY = "granite and slate"
 
@@ -41,18 +40,6 @@ def server(place):
 @pytest.fixture(scope="session")
 def local_stones(stones_root):
     return open_collection("stones", root=stones_root)
-
-
-@pytest.fixture(scope="session")
-def late_stones(tmp_path_factory, tiny_model_folder):
-    """A collection with token vectors."""
-    root = tmp_path_factory.mktemp("late") / "root"
-    texts = {"Granite": "granite and slate", "Sea": "the sea and the salt", "Marble": "marble stairs"}
-    rows = [{"id": title, "title": title, "text": text} for title, text in texts.items()]
-    rows.append({"id": "mill", "title": None, "text": "an old mill"})
-    few = {"num_clusters": 1, "context_documents": 2}
-    ingest_rows(rows, root, settings(tiny_model_folder, use_context=False, token_bytes=8, **few), "late")
-    return open_collection("late", root=root)
 
 
 @pytest.fixture(scope="session")

@@ -190,26 +190,3 @@ def test_what_cannot_be_stored_is_refused_before_anything_is(make_store):
     with pytest.raises(ConfigError, match="must be one of string, integer"):
         make_store(filter_columns={"year": "date"})
     assert not store.collection.layout.folder.exists()
-
-
-def test_marginal_relevance_and_vectors_find_documents(make_store):
-    texts = ["granite and slate", "granite and slate too", "sea and salt", "a river", "old mill"]
-    make_store(filter_columns={"kind": "string"}).add_texts(
-        texts, [{"kind": "a" if place < 3 else "b"} for place in range(5)], ids=list("12345")
-    )
-    store = make_store()
-    vector = store.collection._searcher()._served.encoder.encode_queries(["granite"])[0].tolist()
-    by_vector = store.similarity_search_by_vector(vector, k=5)
-    plain, apart = (
-        store.max_marginal_relevance_search_by_vector(vector, k=3, lambda_mult=weight)
-        for weight in (1.0, 0.0)
-    )
-    assert plain == by_vector[:3]
-    assert apart[0] == plain[0]
-    assert len({document.id for document in apart}) == 3
-    found = store.max_marginal_relevance_search("granite", k=3, filter={"kind": "a"})
-    assert {document.id for document in found} == {"1", "2", "3"}
-    two = store.max_marginal_relevance_search("granite", k=2, fetch_k=2, lambda_mult=0.0)
-    assert two == store.similarity_search("granite", k=2)
-    retriever = store.as_retriever(search_type="mmr", search_kwargs={"k": 2})
-    assert len(retriever.invoke("granite")) == 2

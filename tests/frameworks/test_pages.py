@@ -1,4 +1,4 @@
-"""The page of a passage, over every surface that shows passages."""
+"""The page of a passage and the words that answered, over every surface that shows passages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cairn.pipeline.collection import open_collection
 from cairn.pipeline.frameworks.mcp_server import OneCollection, make_server
 from cairn.pipeline.frameworks.source import find_passages
 from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.search.ranking import BY_VECTORS_ALONE
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
 from mcp import Client
@@ -28,7 +29,8 @@ PAGES = {
     "e.html": "line 1",
     "row": None,
 }
-QUERY = {"query": "granite", "top_k": len(PAGES), "passages": 1}
+TEXT, WORDLESS = "granite basalt", "?!"
+QUERY = {"query": TEXT, "top_k": len(PAGES), "passages": 1}
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +47,8 @@ def root(tmp_path_factory, tiny_model_folder):
     (source / "c.md").write_text("# Install\n\ngranite\n")
     (source / "d.py").write_text("# the stone\ngranite = 1\n")
     (source / "e.html").write_text("<p>granite</p>")
-    (source / "f.csv").write_text("id,text\nrow,granite\n")
-    few = {"num_clusters": 1, "context_documents": 2}
+    (source / "f.csv").write_text("id,title,text\nrow,basalt,granite\n")
+    few = {"num_clusters": 1, "context_documents": 2, "token_bytes": 8}
     config = settings(tiny_model_folder, landmark_interval=64, use_context=False, **few)
     build_index([str(source)], folder / "root", "c", config)
     return folder / "root"
@@ -57,33 +59,60 @@ def opened(root):
     return open_collection("c", root=root)
 
 
-def paged(hits, doc_id="doc_id", passages="passages"):
-    """Return the page of each document's first passage, of hits as JSON."""
-    return {hit[doc_id]: hit[passages][0]["page"] for hit in hits}
+def words_of(text, start, highlights):
+    """Return the marked words of a text that begins at a character of its document, best first."""
+    marked = sorted(highlights, key=lambda each: -each["weight"])
+    return [text[each["start_char"] - start : each["end_char"] - start] for each in marked]
 
 
-async def ask_tool(opened):
+def shown(hits, doc_id="doc_id", passages="passages"):
+    """Return of each document's first passage the page and what is marked in it and in the title."""
+    firsts = {hit[doc_id]: hit[passages][0] for hit in hits}
+    return {name: told_of(first, first["text"], first["start_char"]) for name, first in firsts.items()}
+
+
+def told_of(passage, text, start):
+    in_title = [(each["start_char"], each["end_char"]) for each in passage["title_highlights"]]
+    return passage["page"], words_of(text, start, passage["highlights"]), in_title
+
+
+async def ask_tool(opened, query):
     async with Client(make_server(lambda _: OneCollection(opened))) as client:
-        return (await client.call_tool("search", {"query": "granite", "top_k": 9})).structured_content
+        return (await client.call_tool("search", {"query": query, "top_k": 9})).structured_content
 
 
-def test_every_passage_has_its_page_over_every_surface(root, opened, capsys):
-    assert paged(opened.search(**QUERY).to_dict()["hits"]) == PAGES
-    found = find_passages(opened, "granite", len(PAGES), {})
-    assert {each.doc_id: each.metadata["page"] for each in found} == PAGES
-    assert paged(asyncio.run(ask_tool(opened))["documents"]) == PAGES
+def test_every_passage_has_its_page_and_the_words_that_answered_over_every_surface(root, opened, capsys):
+    expected = shown(opened.search(**QUERY).to_dict()["hits"])
+    assert {doc_id: told[0] for doc_id, told in expected.items()} == PAGES
+    assert all("granite" in words for _, words, _ in expected.values())
+    assert expected["row"][2] == [(0, len("basalt"))]
+    found = find_passages(opened, TEXT, len(PAGES), {})
+    assert {each.doc_id: told_of(each.metadata, each.text, each.start_char) for each in found} == expected
+    told = asyncio.run(ask_tool(opened, TEXT))
+    firsts = {each["doc_id"]: each["passages"][0] for each in told["documents"]}
+    assert {doc_id: [first["page"], first["highlights"]] for doc_id, first in firsts.items()} == {
+        doc_id: [place, words] for doc_id, (place, words, _) in expected.items()
+    }
     settings = ServeSettings(root=root, deadline_seconds=300.0)
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8400") as server:
+
+        def asked_store(query):
+            body = {"query": query, "max_num_results": len(PAGES)}
+            return server.post("/v1/vector_stores/c/search", json=body).json()
+
         hits = server.post("/v1/collections/c/search", json=QUERY).json()["hits"]
-        asked = {"query": "granite", "max_num_results": len(PAGES)}
-        stored = server.post("/v1/vector_stores/c/search", json=asked).json()["data"]
-    assert paged(hits) == paged(stored, "file_id", "content") == PAGES
-    words = ["search", "granite", "--collection", "c", "--root", str(root), "--top-k", "9"]
+        stored, wordless = asked_store(TEXT), asked_store([WORDLESS, WORDLESS])
+    assert shown(hits) == shown(stored["data"], "file_id", "content") == expected
+    assert found[0].metadata["warnings"] == told["warnings"] == stored["warnings"] == []
+    by_vectors = find_passages(opened, WORDLESS, 1, {})[0].metadata["warnings"]
+    assert by_vectors == wordless["warnings"] == asyncio.run(ask_tool(opened, WORDLESS))["warnings"]
+    assert by_vectors == [BY_VECTORS_ALONE]
+    words = ["search", TEXT, "--collection", "c", "--root", str(root), "--top-k", "9"]
     assert run(cairn, words, "cairn") == 0
-    shown = capsys.readouterr().out
-    assert all(f"  {place}  " in shown for place in PAGES.values() if place)
+    said = capsys.readouterr().out
+    assert all(f"  {place}  " in said for place in PAGES.values() if place)
     assert run(cairn, [*words, "--json"], "cairn") == 0
-    assert paged(json.loads(capsys.readouterr().out)["hits"]) == PAGES
+    assert shown(json.loads(capsys.readouterr().out)["hits"]) == expected
 
 
 @pytest.mark.parametrize(

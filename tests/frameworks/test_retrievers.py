@@ -11,7 +11,6 @@ from cairn import haystack, llama_index
 from cairn.pipeline.errors import CollectionNotFoundError, ConfigError, FilterError
 from cairn.pipeline.frameworks.haystack import cairn_filter
 from cairn.pipeline.frameworks.source import find_passages, open_source
-from cairn.pipeline.search.ranking import BY_VECTORS_ALONE
 from haystack import Document, Pipeline
 from haystack.components.builders import PromptBuilder
 from haystack.utils import Secret
@@ -41,22 +40,6 @@ def test_passages_are_cut_from_their_documents_best_first_as_parameters_of_the_s
     assert {passage.metadata["year"] for passage in only} == {2003}
     within = find_passages(stones, QUERY, 10, {"max_characters": 150})
     assert 0 < sum(len(passage.text) for passage in within) <= 150
-
-
-def test_passages_carry_highlights_and_warnings(late_stones):
-    found = find_passages(late_stones, "granite", 9, {})
-    words = [
-        passage.text[word["start_char"] - passage.start_char : word["end_char"] - passage.start_char]
-        for passage in found
-        for word in passage.metadata["highlights"]
-    ]
-    assert words
-    assert all(word.isalpha() for word in words)
-    for passage in found:
-        for word in passage.metadata["title_highlights"]:
-            assert passage.metadata["title"][word["start_char"] : word["end_char"]].isalnum()
-    assert found[0].metadata["warnings"] == []
-    assert find_passages(late_stones, "?!", 1, {})[0].metadata["warnings"] == [BY_VECTORS_ALONE]
 
 
 def test_passages_of_diverse_documents_keep_their_order(stones):

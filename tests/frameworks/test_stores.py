@@ -147,13 +147,29 @@ def test_nodes_are_found_as_they_were_and_deleted(make):
     assert store.get_nodes(["1", "2"]) == []
 
 
-def test_vector_finds_the_same_here_and_over_http(make, place):
-    store, here = make(LangChainStore), LangChainStore("notes", **place)
-    store.add_texts(["granite granite", "slate", "a mill by the river"], ids=["1", "2", "a vector"])
+def test_vectors_find_the_same_here_and_over_http_and_marginal_relevance_leaves_copies_out(make, place):
+    def apart(found):
+        return len({each.page_content for each in found})
+
+    store, here = make(LangChainStore, filter_columns={"kind": "string"}), LangChainStore("notes", **place)
+    others = ["granite and slate", "sea and salt", "a river", "old mill", "marble"]
+    kinds = ["a"] * 6 + ["b"] * len(others)
+    store.add_texts(["granite granite"] * 6 + others, [{"kind": kind} for kind in kinds])
     vector = here.collection._searcher()._served.encoder.encode_queries(["granite"])[0].tolist()
-    assert store.similarity_search_by_vector(vector, k=3) == here.similarity_search_by_vector(vector, k=3)
-    options = {"k": 2, "lambda_mult": 0.0}
-    assert len(store.max_marginal_relevance_search_by_vector(vector, **options)) == 2
+    by_vector = store.similarity_search_by_vector(vector, k=5)
+    assert by_vector == here.similarity_search_by_vector(vector, k=5)
+    assert store.max_marginal_relevance_search_by_vector(vector, k=3, lambda_mult=1.0) == by_vector[:3]
+    diverse = store.max_marginal_relevance_search_by_vector(vector, k=3, lambda_mult=0.0)
+    assert (diverse[0], apart(diverse)) == (by_vector[0], 3)
+    of_kind = store.max_marginal_relevance_search("granite", k=9, filter={"kind": "b"})
+    assert {each.page_content for each in of_kind} == {*others}
+    two = here.max_marginal_relevance_search("granite", k=2, fetch_k=2, lambda_mult=0.0)
+    assert two == here.similarity_search("granite", k=2)
+    for weight in (0.3, 0.5, 0.7):
+        options = {"k": 4, "lambda_mult": weight}
+        retriever = store.as_retriever(search_type="mmr", search_kwargs=options)
+        assert apart(store.max_marginal_relevance_search("granite", **options)) == 4
+        assert apart(retriever.invoke("granite")) == 4
 
 
 def test_search_of_a_collection_that_is_not_there_is_warned_of_once_and_a_server_makes_it(
@@ -274,14 +290,3 @@ def test_langchain_takes_an_id_that_is_a_text_as_one(make):
     assert [each.id for each in store.get_by_ids("1")] == ["1"]
     with pytest.raises(ValueError, match="number of metadatas must match"):
         store.add_texts(["four"], [{}, {}])
-
-
-@pytest.mark.parametrize("weight", [0.3, 0.5, 0.7])
-def test_marginal_relevance_leaves_copies_out(make, weight):
-    store = make(LangChainStore)
-    others = ["granite and slate", "sea and salt", "a river", "old mill", "marble"]
-    store.add_texts(["granite granite"] * 6 + others)
-    options = {"k": 4, "lambda_mult": weight}
-    retriever = store.as_retriever(search_type="mmr", search_kwargs=options)
-    for found in (store.max_marginal_relevance_search("granite", **options), retriever.invoke("granite")):
-        assert len({each.page_content for each in found}) == 4

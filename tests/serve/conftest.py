@@ -11,17 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import DEFAULT_DEADLINE_SECONDS, ServeSettings
 from starlette.testclient import TestClient
 
 from tests.served_stones import stone
-from tests.small_ingests import WINDOWS, settings
+from tests.small_ingests import WINDOWS, ingest_rows, settings
 
 SERVER = "http://127.0.0.1:8400"
 
@@ -36,19 +33,6 @@ def stone_rows(count=20, version=0):
         }
         for number in range(count)
     ]
-
-
-def ingest_rows(root, name, rows, model, **encoder):
-    source = root.parent / f"{root.name}-{name}.parquet"
-    columns = [
-        ("id", "string"),
-        ("title", "string"),
-        ("text", "string"),
-        ("tenant", "string"),
-        ("year", "int64"),
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, pa.schema(columns)), source)
-    build_index([str(source)], root, name, settings(model, precision="fp32", **WINDOWS, **encoder))
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +60,7 @@ def ingest(tiny_model_folder):
     """Return ``ingest(root, name, rows)``, with the tiny model unless told otherwise."""
 
     def run(root, name, rows, model=tiny_model_folder, **encoder):
-        ingest_rows(root, name, rows, model, **encoder)
+        ingest_rows(rows, root, settings(model, precision="fp32", **WINDOWS, **encoder), name)
 
     return run
 

@@ -92,7 +92,9 @@ def test_attached_file_is_found_by_searches_and_gone_once_detached(client):
     changed = client.vector_stores.files.update(file.id, vector_store_id="stones", attributes={"rank": 3})
     assert (changed.status, changed.attributes) == ("completed", {"rank": 3})
     at_3 = {"type": "eq", "key": "rank", "value": 3}
-    assert client.vector_stores.search("stones", query="obsidian", filters=at_3).data[0].file_id == file.id
+    options = {"ranker": "none", "score_threshold": 0.0}
+    found = client.vector_stores.search("stones", query="obsidian", filters=at_3, ranking_options=options)
+    assert [each.file_id for each in found.data] == [file.id]
     (text,) = client.vector_stores.files.content(file.id, vector_store_id="stones").data
     assert "obsidian" in text.text
     assert client.vector_stores.files.delete(file.id, vector_store_id="stones").deleted

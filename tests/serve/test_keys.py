@@ -147,6 +147,7 @@ def test_concurrent_creations_lose_no_key(file):
         {"restriction": {}},
         {"scopes": ["search", "admin"], "collections": ["stones"]},
         {"scopes": ["admin"], "restriction": RESTRICTION},
+        *({"scopes": ["principal", other]} for other in ("write", "admin")),  # which only read
     ],
 )
 def test_key_that_makes_no_sense_is_refused(file, wrong):

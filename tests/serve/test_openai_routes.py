@@ -11,7 +11,6 @@ import pytest
 from cairn.pipeline.collection import load_query_encoder, open_collection
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.search.ranking import BY_VECTORS_ALONE
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 
@@ -42,18 +41,6 @@ def test_vector_store_search_gives_the_collections_hits_in_openais_shape(client)
         assert result["content"] == [
             {"type": "text", **{name: passage[name] for name in kept}} for passage in hit["passages"]
         ]
-
-
-def test_vector_store_search_says_which_words_answered_and_what_is_missing(tmp_path, ingest, serve):
-    ingest(tmp_path / "root", "stones", stone_rows(4), token_bytes=8, use_context=False)
-    client = serve(ServeSettings(root=tmp_path / "root"))
-    found = client.post(SEARCH, json={"query": "granite"}).json()
-    passage = next(each for result in found["data"] for each in result["content"] if each["highlights"])
-    word, text = passage["highlights"][0], passage["text"]
-    shown = text[word["start_char"] - passage["start_char"] : word["end_char"] - passage["start_char"]]
-    assert shown in text.split()
-    assert found["warnings"] == []
-    assert client.post(SEARCH, json={"query": ["?!", "?!"]}).json()["warnings"] == [BY_VECTORS_ALONE]
 
 
 def test_vector_store_search_of_several_queries_merges_their_best(client):
@@ -87,11 +74,7 @@ def test_embeddings_are_the_encoders_vectors_in_base64_too(client, served_root, 
         np.testing.assert_array_equal(found, np.array(vector, np.float32))
 
 
-def test_embeddings_read_the_collections_context(
-    own_root,
-    serve,
-    ingest,
-):
+def test_embeddings_read_the_collections_context(own_root, serve, ingest):
     ingest(own_root, "contextual", stone_rows(), use_context=True)
     client = serve(ServeSettings(root=own_root))
     vectors = [
@@ -194,21 +177,6 @@ def test_file_has_attributes_text_and_a_status_to_filter_by(stores, served_root)
     assert [part.text for part in content] == [document.text]
     for status, count in (("completed", 4), ("failed", 0)):
         assert len(list(stores.files.list("pebbles", filter=status))) == count
-
-
-def test_search_takes_filters_and_ranking_options(stores):
-    filters = {
-        "type": "and",
-        "filters": [
-            {"type": "in", "key": "tenant", "value": ["acme"]},
-            {"type": "gte", "key": "year", "value": 2007},
-        ],
-    }
-    options = {"ranker": "none", "score_threshold": 0.1}
-    found = list(stores.search("stones", query=["slate", "chalk"], filters=filters, ranking_options=options))
-    assert found
-    assert all(hit.attributes["tenant"] == "acme" and hit.attributes["year"] >= 2007 for hit in found)
-    assert all(hit.score >= 0.1 and hit.content[0].text for hit in found)
 
 
 def test_write_is_refused_and_the_part_to_change_named_in_openais_words(stores):

@@ -7,7 +7,6 @@ from typing import Any
 import httpx2
 import pytest
 from cairn.pipeline.client.clients import CairnClient, Connection
-from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 
@@ -106,12 +105,6 @@ def test_request_that_may_not_say_for_whom_it_asks_is_refused(asked, column, sco
     response = client.post(f"{STONES}/search", json={"query": "granite"}, headers=headers)
     assert response.status_code == 403
     assert response.json()["type"].endswith(f":{problem}")
-
-
-@pytest.mark.parametrize("other", ["write", "admin"])
-def test_key_that_asks_for_others_only_reads(tmp_path, other):
-    with pytest.raises(ConfigError, match="a key with the scope principal must only read"):
-        KeyFile(tmp_path / "keys.json").create("portal", scopes=("principal", other))
 
 
 def test_empty_list_of_principals_is_refused_without_keys(own_root, serve):

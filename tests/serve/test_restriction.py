@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import secrets
 
 import pyarrow.parquet as pq
@@ -13,6 +12,7 @@ from cairn.pipeline.serve.settings import ServeSettings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.search.test_filters import matches
 from tests.serve.conftest import drawn, problem, starter, stone_rows
 
 OWN = {"type": "eq", "key": "tenant", "value": "acme"}
@@ -165,22 +165,6 @@ def test_reader_sees_its_own_documents_alone_over_every_address(reader, client):
     assert post("/mcp", **message, params={"name": "get_document", "arguments": asked})["result"]["isError"]
 
 
-def matches(row, tree):
-    if tree.get("type") in ("and", "or"):
-        return (all if tree["type"] == "and" else any)(matches(row, each) for each in tree["filters"])
-    if "key" not in tree:
-        value = tree["tenant"]
-        return row["tenant"] in (value if isinstance(value, list) else [value])
-    value = row[tree["key"]]
-    if tree["type"] in ("is_null", "is_not_null"):
-        return (value is None) == (tree["type"] == "is_null")
-    if tree["type"] == "contains":
-        return tree["value"] in value
-    return value is not None and getattr(operator, {"gte": "ge"}.get(tree["type"], tree["type"]))(
-        value, tree["value"]
-    )
-
-
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     restriction=likely
@@ -189,7 +173,7 @@ def matches(row, tree):
 def test_figures_are_of_what_any_restriction_lets_through(tenant, restriction):
     token = f"cairn_{secrets.token_hex(6)}_{secrets.token_urlsafe(32)}"
     KeyFile(tenant.app.state.server.settings.keys_path).create("any", restriction=restriction, token=token)
-    expected = {row["id"] for row in stone_rows() if matches(row, restriction)}
+    expected = {row["id"] for row in stone_rows() if matches(restriction, row)}
 
     def asked(path):
         return tenant.get(f"/v1/collections{path}", headers={"Authorization": f"Bearer {token}"}).json()

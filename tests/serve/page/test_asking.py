@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import httpx2
 import pytest
@@ -38,22 +37,6 @@ def test_words_of_the_clusters_are_offered_and_results_appear_while_one_types_wi
     assert {part for part, _ in shown} == set(scores) >= {"document", "chunk", "bm25"}
     assert all(float(value) == pytest.approx(scores[part], abs=0.06) for part, value in shown)
     assert tab.inner_text("#status").startswith("20 documents in ")
-
-
-@pytest.mark.slow
-def test_answer_that_is_not_wanted_any_more_is_never_shown(tab):
-    late: list[Any] = []
-    tab.route(
-        "**/search",
-        lambda route: late.append(route) if "granite" in route.request.post_data else route.continue_(),
-    )
-    with tab.expect_request(lambda request: "granite" in (request.post_data or "")):
-        tab.fill("#query", "granite")
-    with tab.expect_response("**/search"):
-        tab.fill("#query", "pumice")
-    tab.locator("#hits[data-query=pumice]").wait_for(state="attached")
-    assert [request.failure for request in [late[0].request]] == ["net::ERR_ABORTED"]
-    assert titles(tab)[0].startswith("Letters")
 
 
 @pytest.mark.slow

@@ -78,38 +78,43 @@ def test_another_try_shows_what_failed_although_nothing_is_asked(arrive, pattern
     tab.locator("#notice").wait_for(state="hidden")
 
 
-def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(arrive):
+def test_nothing_is_asked_before_the_columns_are_known_nor_any_more_of_a_collection_that_is_left(
+    arrive,
+):
     tab, held = arrive(DESCRIPTION, collection="stones", filters=json.dumps(ONLY_ACME))
     description, searches = held.first(), searches_of(tab)
     tab.fill("#query", "granite")
     tab.keyboard.press("Enter")
-    description.continue_()
-    tab.locator("#hits[data-query=granite]").wait_for(state="attached")
-    assert [search.post_data_json["filters"] for search in searches] == [ONLY_ACME]
-
-
-def test_collection_that_is_left_before_it_is_described_is_called_off(arrive):
-    tab, held = arrive(DESCRIPTION, collection="stones", q="basalt")
-    description = held.first()
     tab.select_option("#collection", "pebbles")
     tab.locator("#holds", has_text="2 documents").wait_for()
-    tab.locator("#hits[data-query=basalt]").wait_for(state="attached")
+    tab.locator("#hits[data-query=granite]").wait_for(state="attached")
     assert description.request.failure == "net::ERR_ABORTED"
     assert tab.title() == "pebbles · Cairn"
-
-
-def test_collection_that_is_left_goes_with_its_hits_and_answers_and_the_next_question_waits(tab):
-    late, held = Held(tab, "**/stones/search"), Held(tab, "**/v1/collections/pebbles")
-    tab.fill("#query", "granite")
-    answer, searches = late.first(), searches_of(tab)
-    tab.select_option("#collection", "pebbles")
+    tab.select_option("#collection", "stones")
     description = held.first()
-    assert tab.locator(".hit, #suggestions button").count() == 0
-    assert answer.request.failure == "net::ERR_ABORTED"
     tab.fill("#query", "pumice")
     tab.keyboard.press("Enter")
     description.continue_()
     tab.locator("#hits[data-query=pumice]").wait_for(state="attached")
+    asked = [(search.url.split("/collections/")[1], search.post_data_json["filters"]) for search in searches]
+    assert asked == [("pebbles/search", ONLY_ACME), ("stones/search", ONLY_ACME)]
+
+
+def test_question_or_collection_that_is_left_goes_with_its_hits_and_answers_and_the_next_one_waits(tab):
+    late, held = Held(tab, "**/stones/search"), Held(tab, "**/v1/collections/pebbles")
+    answers: list[Any] = []
+    for query in ("granite", "pumice"):
+        tab.fill("#query", query)
+        answers.append(late.first())
+    searches = searches_of(tab)
+    tab.select_option("#collection", "pebbles")
+    description = held.first()
+    assert tab.locator(".hit, #suggestions button").count() == 0
+    assert [answer.request.failure for answer in answers] == ["net::ERR_ABORTED"] * 2
+    tab.fill("#query", "granite")
+    tab.keyboard.press("Enter")
+    description.continue_()
+    tab.locator("#hits[data-query=granite]").wait_for(state="attached")
     assert [search.url.split("/collections/")[1] for search in searches] == ["pebbles/search"]
     assert tab.locator(".hit").count() == 2
 
@@ -165,7 +170,13 @@ def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(visit):
     assert tab.locator(".map-label").is_hidden()
 
 
-def test_address_that_is_changed_while_one_types_wins(tab):
+def test_of_two_addresses_the_later_holds_whatever_comes_first_and_is_typed(visit):
+    tab = visit("#collection=stones")
+    tab.locator("#holds", has_text="generation 1").wait_for()
+    held = Held(tab, DESCRIPTION)
+    address = urlencode({"collection": "stones", "q": "old", "filters": json.dumps(ONLY_ACME)})
+    tab.evaluate("address => { location.hash = address }", address)
+    earlier = held.first()
     tab.evaluate(
         """() => {
           location.hash = "#collection=pebbles&q=granite";
@@ -173,23 +184,9 @@ def test_address_that_is_changed_while_one_types_wins(tab):
         }"""
     )
     tab.locator("#hits[data-query=granite]").wait_for(state="attached")
-    assert tab.title() == "pebbles · Cairn"
-
-
-def test_of_two_addresses_the_later_holds_whatever_comes_first(visit):
-    tab = visit("#collection=stones")
-    tab.locator("#holds", has_text="generation 1").wait_for()
-    held = Held(tab, DESCRIPTION)
-    tab.evaluate(
-        "location.hash = "
-        f"'#{urlencode({'collection': 'stones', 'q': 'old', 'filters': json.dumps(ONLY_ACME)})}'"
-    )
-    earlier = held.first()
-    tab.evaluate("location.hash = '#collection=stones&q=granite'")
-    held.first().continue_()
-    tab.locator("#hits[data-query=granite]").wait_for(state="attached")
     assert earlier.request.failure == "net::ERR_ABORTED"
     assert tab.locator(".filter").count() == 0
+    assert tab.title() == "pebbles · Cairn"
 
 
 def test_what_is_typed_before_the_page_runs_is_kept(arrive):
