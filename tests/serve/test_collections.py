@@ -63,8 +63,9 @@ def test_unknown_collection_and_a_linked_one_that_is_not_followed(own_root, tmp_
 
 
 def test_collection_being_built_and_one_whose_first_ingest_was_killed(own_root, serve, ingest):
+    client = serve(ServeSettings(root=own_root))
+    assert asked(client, "coming") == (404, "unknown-collection")
     with CollectionLayout(own_root, "coming").writer_lock():
-        client = serve(ServeSettings(root=own_root))
         reply = require_refused(client, "coming", 503, "collection-building")
         assert reply.headers["Retry-After"] == "30"
         assert listed(client)["coming"] == "building"
