@@ -17,7 +17,7 @@ from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import DEFAULT_DEADLINE_SECONDS, ServeSettings
 from starlette.testclient import TestClient
 
-from tests.served_stones import stone
+from tests.served_stones import stone, wait_until
 from tests.small_ingests import WINDOWS, ingest_rows, settings
 
 SERVER = "http://127.0.0.1:8400"
@@ -175,10 +175,9 @@ def problem_everywhere(client, name):
 
 def drawn(client, path, **params):
     """Return the map of ``stones``, or places on it, once it is drawn."""
-    ends = time.monotonic() + 300.0
-    while (reply := client.get(f"/v1/collections/stones/{path}", params=params).json())[
-        "status"
-    ] == "drawing":
-        assert time.monotonic() < ends, "it was never drawn"
-        time.sleep(0.05)
-    return reply
+
+    def read():
+        return client.get(f"/v1/collections/stones/{path}", params=params).json()
+
+    wait_until(lambda: read()["status"] != "drawing")
+    return read()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from cairn.pipeline.serve.page_routes import PAGE_PATHS
 from cairn.pipeline.serve.settings import ServeSettings
 
 from tests.serve.conftest import problem
-from tests.served_stones import raising
+from tests.served_stones import raising, wait_until
 
 SEARCH = "/v1/collections/stones/search"
 SECRET = "granite secretword"
@@ -81,8 +80,7 @@ def test_encoding_leaves_the_event_loop_free_and_requests_beyond_the_bound_are_t
         encoder.has_begun.wait()
         assert client.get("/v1/collections/stones").status_code == 200
         waiting.append(pool.submit(ask, client))
-        while in_flight.get() < 3:
-            time.sleep(0.001)
+        wait_until(lambda: in_flight.get() == 3)
         response = ask(client)
         assert problem(response) == (503, "overloaded")
         assert response.headers["Retry-After"] == "1"

@@ -9,7 +9,7 @@ from cairn.pipeline.collection import open_collection
 from cairn.pipeline.serve.schemas import SearchReplies, SearchReply
 from cairn.pipeline.serve.settings import ServeSettings
 
-from tests.serve.conftest import ByLength, problem, stone_rows
+from tests.serve.conftest import ByLength, problem, starter, stone_rows
 
 SEARCH = "/v1/collections/stones/search"
 QUERY = "granite slate stone"
@@ -19,6 +19,17 @@ def asked(client, **body):
     response = client.post(SEARCH, json={"query": QUERY, **body})
     assert response.status_code == 200, response.text
     return response.json()
+
+
+@pytest.fixture(scope="module")
+def reranker():
+    return ByLength()
+
+
+@pytest.fixture(scope="module")
+def reranking(served_root, reranker):
+    with starter() as start:
+        yield start(ServeSettings(root=served_root), reranker=reranker)
 
 
 def test_query_vector_takes_the_place_of_the_encoding(client, served_root):
@@ -66,11 +77,16 @@ def require_alike(given, expected):
         {"passages": 0},
         {"max_characters": 150},
         {"group_by": "tenant", "group_size": 3, "mmr": 0.4},
+        {"rerank": True, "top_k": 3},
+        {"rerank": True, "top_k": 2, "passages": 0},
+        {"rerank": True, "max_characters": 300},
+        {"rerank": True, "granularity": "chunk"},
     ],
 )
-def test_search_gives_what_python_gives(client, served_root, options):
-    expected = open_collection("stones", root=served_root).search(QUERY, **options).to_dict()
-    require_alike(asked(client, **options), {**expected, "next_cursor": None})
+def test_search_gives_what_python_gives(reranking, served_root, reranker, options):
+    in_python = {**options, "rerank": reranker} if "rerank" in options else options
+    expected = open_collection("stones", root=served_root).search(QUERY, **in_python).to_dict()
+    require_alike(asked(reranking, **options), {**expected, "next_cursor": None})
 
 
 @pytest.mark.parametrize("query", [QUERY, [QUERY, "basalt"]])
@@ -89,10 +105,11 @@ def test_search_without_text_gives_the_same_spans(client):
     require_alike(asked(client, include_text=False), expected)
 
 
-def test_list_of_queries_gives_their_answers_in_order_from_one_generation(client):
+@pytest.mark.parametrize("options", [{}, {"rerank": True}])
+def test_list_of_queries_gives_their_answers_in_order_from_one_generation(reranking, options):
     queries = ["marble", "chalk quartz", "flint"]
-    answer = asked(client, query=queries, top_k=4)
-    require_alike(answer["answers"], [asked(client, query=query, top_k=4) for query in queries])
+    answer = asked(reranking, query=queries, top_k=4, **options)
+    require_alike(answer["answers"], [asked(reranking, query=query, top_k=4, **options) for query in queries])
     assert [found["query"] for found in answer["answers"]] == queries
     assert {found["generation"] for found in answer["answers"]} == {answer["generation"]}
 
@@ -192,28 +209,6 @@ def test_published_generation_is_taken_up_with_its_encoder_and_old_cursors_expir
     assert (answer["generation"], len(answer["hits"]), vector_dim()) == (1, 10, 16)
 
 
-@pytest.fixture
-def reranker():
-    return ByLength()
-
-
-@pytest.fixture
-def reranking(served_root, serve, reranker):
-    return serve(ServeSettings(root=served_root), reranker=reranker)
-
-
-@pytest.mark.parametrize(
-    "options", [{"top_k": 3}, {"top_k": 2, "passages": 0}, {"max_characters": 300}, {"granularity": "chunk"}]
-)
-def test_reranked_answer_is_the_one_python_gives(reranking, served_root, reranker, options):
-    given = reranking.post(SEARCH, json={"query": "granite", "rerank": True, **options}).json()
-    expected = open_collection("stones", root=served_root).search("granite", rerank=reranker, **options)
-    assert [hit["doc_id"] for hit in given["hits"]] == [hit.doc_id for hit in expected.hits]
-    assert given["hits"][0]["scores"]["rerank"] == pytest.approx(expected.hits[0].score)
-    lists = reranking.post(SEARCH, json={"query": ["granite", "slate"], "rerank": True, **options}).json()
-    assert lists["answers"][0]["hits"] == given["hits"]
-
-
 def test_nothing_is_reranked_unless_asked_nor_by_a_server_without_a_model(reranking, client):
     body = {"query": "granite", "top_k": 3}
     assert reranking.post(SEARCH, json=body).json() == client.post(SEARCH, json=body).json()
@@ -223,7 +218,7 @@ def test_nothing_is_reranked_unless_asked_nor_by_a_server_without_a_model(rerank
 
 
 def test_more_than_can_be_judged_is_refused_and_a_model_that_gives_nan_the_servers_problem(
-    reranking, reranker
+    reranking, reranker, monkeypatch
 ):
     for change, told in (
         ({"cursor": "*"}, (422, "invalid-cursor")),
@@ -232,7 +227,7 @@ def test_more_than_can_be_judged_is_refused_and_a_model_that_gives_nan_the_serve
     ):
         response = reranking.post(SEARCH, json={"query": "granite", "rerank": True, **change})
         assert problem(response) == told, change
-    reranker.fault = "nan"
+    monkeypatch.setattr(reranker, "fault", "nan")
     response = reranking.post(SEARCH, json={"query": "granite", "rerank": True})
     assert problem(response) == (500, "reranker-failed")
     assert reranking.post(SEARCH, json={"query": "granite"}).status_code == 200

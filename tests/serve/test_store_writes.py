@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -41,14 +41,13 @@ def store(object_store, tmp_path, tiny_model_folder, monkeypatch):
 
 def once_free(call):
     """Call once the writer has let go of its lease, which it does after the answer."""
-    for _ in range(100):
-        try:
+
+    def is_called():
+        with suppress(CollectionBusyError):
             call()
-        except CollectionBusyError:
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("the lease is held")
+            return True
+
+    wait_until(is_called)
 
 
 def add_elsewhere(doc_id, store, tmp_path, monkeypatch):
