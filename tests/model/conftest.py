@@ -14,7 +14,7 @@ from cairn.pipeline.lab.train.pretrain import new_checkpoint
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from safetensors.torch import load_file, save_file
 
-from tests.model.published import NATIVE_WEIGHTS
+from tests.model.published import NATIVE_WEIGHTS, NOMIC_NAMES
 from tests.model.transformers_families import make_family as make_family
 
 DIM, HEADS = 32, 4
@@ -87,18 +87,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mistral", "qwen3", "llama", "bidirectional_pplx_qwen3"), DECODER),
     "qwen2": {**DECODER, "head_dim": DIM // HEADS},
     "m3bert": SIZES,
-}
-
-
-NOMIC_NAMES = {
-    "encoder.layers": "layers",
-    "emb_ln": "embeddings.LayerNorm",
-    "attn.out_proj": "self_attn.o_proj",
-    "fc11": "up_proj",
-    "fc12": "gate_proj",
-    "fc2": "down_proj",
-    "norm1": "post_attention_layernorm",
-    "norm2": "post_mlp_layernorm",
 }
 GTE_NAMES = {
     "encoder.layer": "layers",

@@ -35,6 +35,17 @@ _NOMIC_SETTINGS = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
 }
+NOMIC_NAMES = {
+    "encoder.layers": "layers",
+    "emb_ln": "embeddings.LayerNorm",
+    "attn.out_proj": "self_attn.o_proj",
+    "fc11": "up_proj",
+    "fc12": "gate_proj",
+    "fc2": "down_proj",
+    "norm1": "post_attention_layernorm",
+    "norm2": "post_mlp_layernorm",
+}
+"""Parts of names as its authors have them, and as transformers has them."""
 NATIVE_WEIGHTS = "native.safetensors"
 """Beside the weights in their authors' names: the same in those of transformers, as ``make`` drew them."""
 
@@ -66,9 +77,13 @@ def random_ids(backbone: Any, lengths: np.ndarray = LENGTHS) -> np.ndarray:
 
 def published(folder: Path) -> Any:
     """Return the folder's model as transformers reads it: eager, float32, every name used."""
+    return transformers_model(*native(folder))
+
+
+def transformers_model(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
+    """Return a model by configuration and tensors in the names of transformers."""
     from transformers import AutoConfig, AutoModel
 
-    config, tensors = native(folder)
     if config.get("type_vocab_size") == 0:  # the library has no model without types
         config["type_vocab_size"], tensors[_TYPES] = 1, torch.zeros(1, config["hidden_size"])
     settings = AutoConfig.for_model(config.pop("model_type"), **config)
@@ -92,10 +107,7 @@ def native(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         for name, tensor in load_file(folder / "model.safetensors").items()
     }
     if "n_embd" in config:
-        rope = {"rope_type": "default", "rope_theta": config["rotary_emb_base"]}
-        named = {name: config[published] for published, name in _NOMIC_SETTINGS.items()}
-        kept = {name: config[name] for name in ("model_type", "type_vocab_size", "vocab_size")}
-        return {**kept, **named, "rope_parameters": rope}, load_file(folder / NATIVE_WEIGHTS)
+        return nomic_config(config), load_file(folder / NATIVE_WEIGHTS)
     if config["model_type"] == "new":
         scaling, theta = config.pop("rope_scaling", None), config.pop("rope_theta")
         rope = {"rope_type": "default", "rope_theta": theta}
@@ -110,6 +122,14 @@ def native(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return config | {"model_type": known.get(config["model_type"], config["model_type"])}, tensors
 
 
+def nomic_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a NomicBERT's configuration in the names of transformers."""
+    rope = {"rope_type": "default", "rope_theta": config["rotary_emb_base"]}
+    named = {name: config[published] for published, name in _NOMIC_SETTINGS.items()}
+    kept = {name: config[name] for name in ("model_type", "type_vocab_size", "vocab_size")}
+    return {**kept, **named, "rope_parameters": rope}
+
+
 def visible_bias(visible: torch.Tensor) -> torch.Tensor:
     """Return a mask for transformers, given whole so that nothing is added to it."""
     return torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
@@ -119,17 +139,15 @@ def visible_bias(visible: torch.Tensor) -> torch.Tensor:
 def published_hidden(
     model: Any, ids: np.ndarray, lengths: np.ndarray, *, is_causal: bool = False
 ) -> torch.Tensor:
-    """All tokens of a row see each other, or those before them."""
+    """All tokens of a row see each other, or those before them, by the mask that the model makes itself."""
     num_tokens = ids.shape[1]
     is_text = torch.arange(num_tokens) < torch.from_numpy(lengths)[:, None]
-    if not hasattr(model, "embed_tokens"):  # an encoder, whose masks are its own
-        return model(input_ids=torch.from_numpy(ids), attention_mask=is_text.long()).last_hidden_state
-    visible = is_text[:, None, None].expand(-1, 1, num_tokens, -1)
-    if is_causal:
-        visible = visible & torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
-    return model(
-        input_ids=torch.from_numpy(ids), attention_mask=visible_bias(visible), use_cache=False
-    ).last_hidden_state
+    mask, settings = is_text.long(), {}
+    if hasattr(model, "embed_tokens"):  # a decoder
+        settings["use_cache"] = False
+        if not is_causal:
+            mask = visible_bias(is_text[:, None, None].expand(-1, 1, num_tokens, -1))
+    return model(input_ids=torch.from_numpy(ids), attention_mask=mask, **settings).last_hidden_state
 
 
 @torch.inference_mode()

@@ -1,14 +1,20 @@
-"""NV-Embed-v2's block under its published names, against naive loops over tokens and heads."""
+"""NV-Embed: its latent attention against naive loops over tokens and heads, and the Mistral inside it."""
 
 from __future__ import annotations
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
+from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.latent_attention import read_latent_attention
+from safetensors.torch import load_file
 
+from tests.model.published import LENGTHS, load, published, published_hidden, random_ids
 from tests.tiny_models import make_latent_block
 
 DIM, LATENTS, HEADS, HEAD_DIM, INNER = 16, 5, 4, 6, 20
@@ -92,3 +98,39 @@ def test_latent_attention_with_a_tensor_of_another_shape_or_none_is_refused(tens
 def test_latent_attention_of_heads_that_do_not_divide_is_refused(tensors, heads):
     with pytest.raises(ModelError, match="num_cross_heads as a divisor of the 24 rows"):
         _read(tensors, {"latent_attention_config": {"num_cross_heads": heads}})
+
+
+@pytest.mark.parametrize("num_layers", [None, 1])
+def test_nv_embed_is_the_mistral_it_holds(make_nv_embed, make, num_layers):
+    outer, inner = (load(folder, layers=num_layers) for folder in (make_nv_embed(), make("mistral")))
+    ids = random_ids(outer)
+    assert torch.equal(outer.hidden_states(ids, LENGTHS), inner.hidden_states(ids, LENGTHS))
+
+
+@pytest.mark.parametrize("prefix", ["", "old stone:"])
+def test_encode_with_nv_embed_is_the_mean_of_latent_attention_without_the_instruction(
+    make_nv_embed, make, prefix
+):
+    folder = make_nv_embed(2)
+    config = encoder_config({"model": str(folder), "precision": "fp32", "query_prefix": prefix})
+    assert config.pooling == "latent"
+    encoder = DocumentEncoder(config)
+    texts = ["the cat sat on the mat", "a river", "old path " * 9]
+    tokenizer, model = encoder.backbone.tokenizer, published(make("mistral"))
+    tensors = load_file(folder / "model.safetensors")
+    for vector, text in zip(encoder.encode_queries(texts), texts, strict=True):
+        before, own = (tokenizer.encode(part, add_special_tokens=False).ids for part in (prefix, text))
+        ids = np.array([[2, *before, *own, 3]])
+        states = naive(tensors, published_hidden(model, ids, np.array([ids.shape[1]]))[0], heads=2)
+        mean = states[1 + len(before) if prefix else 0 :].mean(0)
+        np.testing.assert_allclose(vector, (mean / mean.norm()).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("inner", [None, [], {"model_type": "gemma"}])
+def test_nv_embed_without_its_language_model_is_refused(make_nv_embed, inner):
+    folder = make_nv_embed()
+    (folder / "config.json").write_text(json.dumps({"model_type": "nvembed", "text_config": inner}))
+    with pytest.raises(
+        ModelError, match="text_config of an NV-Embed must describe a model of type bidir_mistral"
+    ):
+        load(folder)
