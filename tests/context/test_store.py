@@ -132,14 +132,19 @@ def sample(num_documents: int = 50) -> tuple[pa.Table, np.ndarray]:
     return table, (np.arange(num_documents) % 3).astype(np.int32)
 
 
-def test_build_context_embeds_in_one_call() -> None:
+def test_build_context_embeds_in_one_call_each_document_in_its_place() -> None:
     calls: list[int] = []
 
     def embed(texts: list[str]) -> np.ndarray:
         calls.append(len(texts))
         return np.array([[float(text), 3.0] for text in texts], np.float32)
 
-    build_context(*sample(), ContextConfig(context_documents=12), embed, "first")
+    table, clusters_N = sample()
+    found = build_context(table, clusters_N, ContextConfig(context_documents=12), embed, "first")
     assert calls == [12]
+    rows = [int(doc_id.removeprefix("doc-")) for doc_id in found.doc_ids]
+    assert found.embeddings_CD[:, 0].tolist() == rows
+    assert found.content_sha256s == tuple(f"{row:064d}" for row in rows)
+    assert found.cluster_ids_C.tolist() == clusters_N[rows].tolist()
     with pytest.raises(SourceError, match="at least one document"):
         build_context(*sample(0), ContextConfig(), embed, "first")

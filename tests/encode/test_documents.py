@@ -196,12 +196,27 @@ def test_encode_truncated_leaves_the_context_whole(encoder_of, make_context):
     np.testing.assert_allclose(truncated, whole / np.linalg.norm(whole), atol=1e-6)
 
 
-def test_encode_sentence_landmarks_end_chunks_at_sentences(encoder_of):
-    text = "the cat sat. old path! a river, a mountain, a stone on a path and a way. Walk on the path"
-    encoded = encoder_of(landmarks="sentence", landmark_interval=18).encode([text])
-    pieces = [text[start:end] for start, end in zip(encoded.start_char, encoded.end_char, strict=True)]
-    of_two = "a river, a mountain, a stone on a path and a way. "
-    assert pieces == ["the cat sat. old path! ", of_two, "Walk on the path"]
+@pytest.mark.parametrize(
+    ("landmarks", "interval", "pieces"),
+    [
+        (
+            "sentence",
+            18,
+            [
+                "the cat sat. old path! ",
+                "a river, a mountain, a stone on a path and a way. ",
+                "Walk on the path",
+            ],
+        ),
+        ("structure", 13, ["the cat sat on the old mat.\n\n", "# path\n\nold stone. the river.\n"]),
+    ],
+)
+def test_encode_landmarks_end_chunks_at_sentences_or_before_headings(encoder_of, landmarks, interval, pieces):
+    text = "".join(pieces)
+    encoded = encoder_of(landmarks=landmarks, landmark_interval=interval).encode(["", text])
+    spans = zip(encoded.start_char[1:], encoded.end_char[1:], strict=True)
+    assert [text[start:end] for start, end in spans] == pieces
+    assert encoded.end_char[0] == 0
 
 
 def test_encode_codes_of_tokens_stand_with_the_chunk_that_shows_them(encoder_of, backbone):

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from cairn.pipeline.encode.documents import DocumentEncoder, shown_chunks
+from cairn.pipeline.encode.documents import shown_chunks
 from cairn.pipeline.encode.sentences import rank_sentences
 from cairn.pipeline.encode.structure import heading_at, rank_structure, structure_of
 from cairn.pipeline.encode.tokenization import tokenize
@@ -114,10 +113,6 @@ def _chunks(tokenizer, text, interval, rank=rank_structure) -> tuple[Chunks, lis
     return chunks, list(zip(start.tolist(), end.tolist(), strict=True))
 
 
-def _pieces(tokenizer, text, interval):
-    return [text[start:end] for start, end in _chunks(tokenizer, text, interval)[1]]
-
-
 def _num_tokens(tokenizer, text):
     return len(tokenize(tokenizer, [text]).ids)
 
@@ -176,25 +171,6 @@ def test_shown_chunks_of_bytes_cover_the_text_and_are_never_white_space_alone(te
     pieces = _shown(tokenizer, text, 32)
     assert "".join(pieces) == text
     assert all(piece.strip() for piece in pieces)
-
-
-def test_chunk_ends_before_a_list_and_a_block_of_code_that_fit_only_by_themselves(backbone):
-    text = "a cat.\n\n- the cat\n- the mat\n- a path\n\na mat.\n\n```\nthe cat\nthe mat\n```\n"
-    assert _pieces(backbone.tokenizer, text, 11) == [
-        "a cat.\n\n",
-        "- the cat\n- the mat\n- a path\n\n",
-        "a mat.\n\n",
-        "```\nthe cat\nthe mat\n```\n",
-    ]
-
-
-def test_chunk_long_list_is_cut_at_items_and_a_long_table_at_rows(backbone):
-    items = "".join(f"- the cat sat. on {word}\n" for word in ("mat", "path", "river", "stone"))
-    rows = "| cat | mat |\n|---|---|\n" + "| old | old |\n" * 6
-    for text in (items, rows):
-        pieces = _pieces(backbone.tokenizer, text, 24)
-        assert len(pieces) > 1
-        assert all(piece.startswith(("- ", "| ")) and piece.endswith("\n") for piece in pieces)
 
 
 @pytest.mark.parametrize("mark", ["123. ", "12) ", "# 123. "])
@@ -303,11 +279,3 @@ def test_chunks_of_a_text_of_one_line_are_those_of_sentences(backbone, text, int
     text = f"a {text}"
     structured = _chunks(backbone.tokenizer, text, interval)
     assert structured[1] == _chunks(backbone.tokenizer, text, interval, rank_sentences)[1]
-
-
-def test_encode_structure_landmarks_end_chunks_before_headings(config, backbone):
-    text = "the cat sat on the old mat.\n\n# path\n\nold stone. the river.\n"
-    structured = dataclasses.replace(config, landmarks="structure", landmark_interval=13)
-    encoded = DocumentEncoder(structured, None, backbone).encode(["", text])
-    assert encoded.start_char.tolist() == [0, 0, text.index("#")]
-    assert encoded.end_char.tolist() == [0, text.index("#"), len(text)]

@@ -93,22 +93,6 @@ def test_split_any_ranks_equals_naive_choice_at_one_interval_or_one_for_each_tex
         offset += len(text)
 
 
-def test_split_chunk_is_shorter_than_half_only_before_a_heading_or_what_would_be_cut():
-    before_a_heading = [8, 2, 9, 7, 2, 2, 2, 2, 2, 2, 2]
-    assert split([before_a_heading], 8).token_offsets.tolist() == [0, 2, 3, 11]
-    before_a_block = [8, 2, 8, 2, 2, 2, 2, 2, 2, 2]
-    assert split([before_a_block], 8).token_offsets.tolist() == [0, 2, 10]
-    of_lines = [8, 2, 4, 2, 4, 2, 4, 2, 4, 2]
-    assert split([of_lines], 8).token_offsets.tolist() == [0, 8, 10]
-
-
-def test_split_cuts_what_a_heading_introduces_from_it_only_where_nothing_else_is_left():
-    introduces_sentences = [9, 2, 2, 2, 7, 2, 3, 2, 3, 2, 3, 2, 3, 2]
-    assert split([introduces_sentences], 8).token_offsets.tolist() == [0, 8, 14]
-    introduces_what_fits = [9, 2, 2, 2, 7, 2, 2, 2, 2, 2, 2, 2]
-    assert split([introduces_what_fits], 8).token_offsets.tolist() == [0, 4, 12]
-
-
 def test_draw_intervals_are_the_papers_about_equally_often():
     intervals = TrainConfig(steps=1).landmark_intervals
     drawn = draw_intervals(4_000, np.random.default_rng(0), intervals)
