@@ -14,17 +14,9 @@ from cairn.pipeline.lab.train.pretrain import new_checkpoint
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from safetensors.torch import load_file, save_file
 
-from tests.model.published import NATIVE_WEIGHTS, NOMIC_NAMES
+from tests.model.published import DIM, HEADS, NATIVE_WEIGHTS, NOMIC_NAMES, SIZES
 from tests.model.transformers_families import make_family as make_family
 
-DIM, HEADS = 32, 4
-SIZES: dict[str, Any] = {
-    "hidden_size": DIM,
-    "num_hidden_layers": 2,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 48,
-    "max_position_embeddings": 96,
-}
 DECODER: dict[str, Any] = {
     **SIZES,
     "num_key_value_heads": 2,

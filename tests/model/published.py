@@ -15,6 +15,16 @@ from cairn.pipeline.model.engine.packed import Packed
 from cairn.pipeline.model.engine.pattern import Rectangle
 from safetensors.torch import load_file
 
+DIM, HEADS = 32, 4
+SIZES: dict[str, Any] = {
+    "hidden_size": DIM,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 48,
+    "max_position_embeddings": 96,
+}
+"""Of tiny models, in the names of transformers."""
+
 LENGTHS = np.array([61, 40, 7, 1])
 """In blocks of local layers the longest is several long, the others end inside one."""
 

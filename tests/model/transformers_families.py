@@ -13,14 +13,9 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 96,
-    "pad_token_id": 0,
-}
+from tests.model import published
+
+SIZES = published.SIZES | {"pad_token_id": 0}
 T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "pad_token_id": 0}
 DECODER_SIZES = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
 RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}

@@ -10,6 +10,7 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,17 +22,36 @@ from cairn.pipeline.lab.train.landmark_distillation import train_landmarks
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.pair_data import TrainingData
 from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
-from cairn.pipeline.lab.train.pretrain import pretrain
+from cairn.pipeline.lab.train.pretrain import new_checkpoint, pretrain
 from cairn.pipeline.lab.train.settings import DistillConfig, LandmarkConfig, PretrainConfig, TrainConfig
 from cairn.pipeline.lab.train.trainer import RunReport, add_gradient
+from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from tests.lab.train.families import tiny_new
+from tests.model.published import SIZES
 from tests.tiny_models import TINY_WORDS
 
 TOPICS = (("stone", "path", "mark", "way"), ("river", "mountain", "walk", "old"), ("cat", "mat", "sat", "on"))
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "mpnet": {},
+    "modernbert": {"local_attention": 8, "layer_types": ["full_attention", "sliding_attention"]},
+    "nomic_bert": {},
+    "new": {"rope_theta": 10_000.0, "type_vocab_size": 1},
+    "m3bert": {},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 8},
+}
+"""Of each family that training runs: settings beside the sizes."""
+
+
+def tiny_new(family: str, tokenizer_folder: Path, *, seed: int = 0) -> Checkpoint:
+    """Return a tiny model of new weights."""
+    config = {"model_type": family, **SIZES, **FAMILIES[family]}
+    return new_checkpoint(config, read_checkpoint(tokenizer_folder), seed=seed)
 
 
 def tiny_pairs(num_pairs: int, seed: int = 0) -> list[dict[str, str]]:

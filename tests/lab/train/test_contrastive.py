@@ -46,8 +46,7 @@ from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PRE
 from cairn.pipeline.model.landmarks import Rows
 from safetensors.torch import save_file
 
-from tests.lab.train.conftest import LOOP_SETTINGS, TOPICS, train_step
-from tests.lab.train.families import FAMILIES, tiny_new
+from tests.lab.train.conftest import FAMILIES, LOOP_SETTINGS, TOPICS, tiny_new, train_step
 
 
 def test_train_loss_falls_the_best_score_is_remembered_and_the_folder_is_served_as_trained(run, tmp_path):

@@ -41,8 +41,7 @@ from cairn.pipeline.token_vectors.projection import unit
 from safetensors.numpy import load_file as load_numpy
 
 from tests.encode.sentence_transformers_folders import write_dense
-from tests.lab.train.conftest import DISTILL
-from tests.lab.train.families import tiny_new
+from tests.lab.train.conftest import DISTILL, tiny_new
 
 WORDS = "the old cat sat on a mat by the river and walks a stone path"
 

@@ -36,7 +36,7 @@ from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.token_vectors.projection import unit
 from safetensors.torch import load_file, save_file
 
-from tests.lab.train.families import FAMILIES, tiny_new
+from tests.lab.train.conftest import FAMILIES, tiny_new
 from tests.model.test_latent_attention import naive
 
 CPU = torch.device("cpu")
