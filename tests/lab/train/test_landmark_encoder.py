@@ -37,9 +37,8 @@ from cairn.pipeline.token_vectors.projection import unit
 from safetensors.torch import load_file, save_file
 
 from tests.lab.train.conftest import FAMILIES, tiny_new
+from tests.model.published import load
 from tests.model.test_latent_attention import naive
-
-CPU = torch.device("cpu")
 
 
 def moved(model: LandmarkEncoder, prefix: str = "") -> LandmarkEncoder:
@@ -57,21 +56,16 @@ def rows_of(lengths: list[int], seed: int = 0) -> Rows:
     return apart(ids, np.array(lengths))
 
 
-def rectangle(rows: Rows) -> np.ndarray:
-    ids = np.zeros((len(rows), int(rows.lengths.max())), np.int64)
-    for row, part in enumerate(np.split(rows.ids, np.cumsum(rows.lengths)[:-1])):
-        ids[row, : len(part)] = part
-    return ids
-
-
 def engine_embeddings(
     folder: Path, rows: Rows, context: np.ndarray | None = None, layers: int | None = None
 ) -> np.ndarray:
-    backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32", layers=layers), CPU)
+    backbone = load(folder, layers=layers)
     context = null_context(backbone) if context is None else context
-    hidden = backbone.hidden_states(rectangle(rows), rows.lengths, context)
-    spans = zip(rows.pooled_start.tolist(), rows.pooled_end.tolist(), strict=True)
-    return np.stack([hidden[row, start:end].mean(0).numpy() for row, (start, end) in enumerate(spans)])
+    lengths = rows.lengths
+    ids = np.zeros((len(rows), int(lengths.max())), np.int64)
+    ids[np.arange(ids.shape[1]) < lengths[:, None]] = rows.ids
+    hidden = backbone.hidden_states(ids, lengths, context)
+    return np.stack([hidden[row, :length].mean(0).numpy() for row, length in enumerate(lengths.tolist())])
 
 
 def saved(model: LandmarkEncoder, base: Path, folder: Path, **encoder: object) -> Path:
