@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from cairn.pipeline.context.store import ContextSet
 
 TINY_WORDS = (
     "the", "cat", "sat", "on", "mat", "stone", "path", "way", "mark", "##s", "##ing", "a", "river",
@@ -180,6 +182,18 @@ def model_size() -> type[Size]:
 def make_bert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Size], Path]:
     """Return a writer of random BERTs of a size."""
     return lambda size: make_tiny_model(tmp_path_factory.mktemp("bert") / "model", size=size)
+
+
+def context_of(embeddings_CD: np.ndarray) -> ContextSet:
+    """Return a context of such embeddings, of documents that are nowhere."""
+    ids = tuple(f"c{index}" for index in range(len(embeddings_CD)))
+    return ContextSet(
+        doc_ids=ids,
+        content_sha256s=ids,
+        cluster_ids_C=np.zeros(len(ids), np.int32),
+        embeddings_CD=embeddings_CD.astype(np.float32),
+        first_stage_fingerprint="first",
+    )
 
 
 def plain_tokenizer(folder: Path) -> Any:

@@ -12,6 +12,8 @@ from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.backbone import Backbone
 
+from tests.tiny_models import context_of
+
 
 @pytest.fixture(scope="session")
 def config(tiny_latent_folder: Path) -> EncoderConfig:
@@ -35,15 +37,4 @@ def backbone(config: EncoderConfig) -> Backbone:
 @pytest.fixture(scope="session")
 def make_context() -> Callable[..., ContextSet]:
     """Return a maker of random contexts."""
-    return _context
-
-
-def _context(num_documents: int = 5, seed: int = 0) -> ContextSet:
-    embeddings = np.random.default_rng(seed).normal(size=(num_documents, 32)).astype(np.float32)
-    return ContextSet(
-        doc_ids=tuple(f"c{index}" for index in range(num_documents)),
-        content_sha256s=("0" * 64,) * num_documents,
-        cluster_ids_C=np.zeros(num_documents, np.int32),
-        embeddings_CD=embeddings,
-        first_stage_fingerprint="first",
-    )
+    return lambda seed=0: context_of(np.random.default_rng(seed).normal(size=(5, 32)))

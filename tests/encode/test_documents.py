@@ -208,7 +208,7 @@ def test_encode_truncated_leaves_the_context_whole(encoder_of, make_context):
                 "Walk on the path",
             ],
         ),
-        ("structure", 13, ["the cat sat on the old mat.\n\n", "# path\n\nold stone. the river.\n"]),
+        ("structure", 13, ["the cat sat on the old mat.\n\n", "# path\n\nOld stone. The river.\n"]),
     ],
 )
 def test_encode_landmarks_end_chunks_at_sentences_or_before_headings(encoder_of, landmarks, interval, pieces):

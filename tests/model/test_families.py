@@ -28,6 +28,8 @@ from cairn.pipeline.model.folders.model_types import MODEL_TYPES
 from cairn.pipeline.poolings import POOLINGS, Attention, Pooling
 from safetensors.torch import save_file
 
+from tests.tiny_models import context_of
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
 TITLES = {name: kind.title for name, kind in MODEL_TYPES.items()} | {
@@ -104,15 +106,7 @@ def _config(folder: Path, **settings: Any) -> EncoderConfig:
 
 def _context(backbone: Backbone) -> ContextSet:
     num_documents = min(5, backbone.max_context or 5)
-    return ContextSet(
-        doc_ids=tuple(f"c{index}" for index in range(num_documents)),
-        content_sha256s=("0" * 64,) * num_documents,
-        cluster_ids_C=np.zeros(num_documents, np.int32),
-        embeddings_CD=np.random.default_rng(0)
-        .normal(size=(num_documents, backbone.context_dim))
-        .astype(np.float32),
-        first_stage_fingerprint="first",
-    )
+    return context_of(np.random.default_rng(0).normal(size=(num_documents, backbone.context_dim)))
 
 
 @cache

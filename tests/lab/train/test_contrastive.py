@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from cairn.pipeline.config import ContextConfig, EncoderConfig
-from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train import contrastive
@@ -47,6 +46,7 @@ from cairn.pipeline.model.landmarks import Rows
 from safetensors.torch import save_file
 
 from tests.lab.train.conftest import FAMILIES, LOOP_SETTINGS, TOPICS, tiny_new, train_step
+from tests.tiny_models import context_of
 
 
 def test_train_loss_falls_the_best_score_is_remembered_and_the_folder_is_served_as_trained(run, tmp_path):
@@ -210,17 +210,6 @@ def test_second_stage_goes_on_from_the_first_with_other_tasks_and_own_negatives(
 
 
 INTERVAL, WINDOW, PREFIX = 8, 40, "the old: "
-
-
-def context_of(embeddings_CD: np.ndarray) -> ContextSet:
-    ids = tuple(map(str, range(len(embeddings_CD))))
-    return ContextSet(
-        doc_ids=ids,
-        content_sha256s=ids,
-        cluster_ids_C=np.zeros(len(ids), np.int32),
-        embeddings_CD=embeddings_CD,
-        first_stage_fingerprint="test",
-    )
 
 
 def maker_of(folder: Path, pairs: TrainingPairs, served: EncoderConfig) -> SequenceMaker:
@@ -483,12 +472,6 @@ def test_train_step_loss_of_widths_and_layers_is_their_mean(tiny_model_folder, d
 
     assert loss((8, 32), (2,)) == pytest.approx((loss((8,), (2,)) + loss((32,), (2,))) / 2, rel=1e-5)
     assert loss((32,), (1, 2)) == pytest.approx((loss((32,), (1,)) + loss((32,), (2,))) / 2, rel=1e-5)
-
-
-def test_train_step_distillation_pulls_a_moved_model_back(tiny_model_folder, data):
-    without, _ = gradients(tiny_model_folder, data, step_config(), teacher=False)
-    weighed, _ = gradients(tiny_model_folder, data, step_config(distillation_weight=2.0))
-    assert weighed.loss > without.loss
 
 
 def test_train_step_gradient_is_clipped(tiny_model_folder, data):
