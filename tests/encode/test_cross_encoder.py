@@ -48,11 +48,6 @@ def test_search_is_ranked_by_the_model(tiny_cross_encoder: Path, stones_root: Pa
     for hit in found.hits:
         assert hit.score == pytest.approx(best[hit.doc_id], abs=1e-6)
         assert hit.scores["rerank"] == hit.score
-        assert [passage.score for passage in hit.passages] == sorted(
-            (passage.score for passage in hit.passages), reverse=True
-        )
-    within = stones.search("granite", max_characters=200, rerank=model)
-    assert 0 < sum(len(passage.text) for hit in within.hits for passage in hit.passages) <= 200
     assert "rerank" not in stones.search("granite").hits[0].scores
 
 
@@ -104,16 +99,6 @@ def test_weights_that_are_no_safetensors_are_one_sentence(changed: Path, damage:
     with pytest.raises(ModelError, match="must load as a cross-encoder in safetensors") as caught:
         CrossEncoderReranker(str(changed))
     assert "\n" not in str(caught.value)
-
-
-def test_model_that_gives_nan_is_at_fault(changed: Path, stones_root: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(changed / "model.safetensors")
-    tensors["classifier.bias"].fill_(float("nan"))
-    save_file(tensors, changed / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="one finite score a passage"):
-        open_collection("stones", root=stones_root).search("granite", rerank=str(changed))
 
 
 def test_failing_model_does_not_repeat_the_text(

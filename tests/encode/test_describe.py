@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -135,11 +135,13 @@ def test_lines_are_asked_for_once_across_a_failure(embedding_server, tmp_path):
 def test_server_that_gives_no_line_ends_the_run_in_a_sentence(
     embedding_server, monkeypatch, reply, error, sentence
 ):
-    embedding_server.answer = lambda _: reply or time.sleep(0.4) or "late"
+    is_over = threading.Event()
+    embedding_server.answer = lambda _: reply or (is_over.wait(60.0) and "late")
     if reply is None:
         monkeypatch.setattr(describe, "INGEST", Patience(retry_seconds=0.0, total_seconds=0.1))
     with pytest.raises(error, match=sentence):
         lines_of(Describer(settings(embedding_server)))
+    is_over.set()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from copy import copy
 from itertools import pairwise
 
 import numpy as np
@@ -21,7 +22,6 @@ from cairn.pipeline.poolings import POOLINGS
 from cairn.pipeline.token_vectors.codebook import TokenCodebook
 
 from tests.model.naive_layout import naive_rows
-from tests.model.wrapped_backbone import WrappedBackbone
 
 TEXTS = [
     "the cat sat on the mat.",
@@ -243,27 +243,26 @@ def test_encode_progress_counts_every_token_once(encoder_of, attention):
     assert encoded.num_tokens[[0, 3]].tolist() == [7, 0], "a text's own tokens"
 
 
-class _Broken(WrappedBackbone):
-    """A backbone that fails on rows holding one token, or when more rows come than the device can hold."""
+def broken(backbone, nan_id=-1, max_rows=None):
+    """Return a backbone that fails on rows holding one token, or on more rows than the device can hold."""
 
-    def __init__(self, backbone, nan_id=None, max_rows=None):
-        super().__init__(backbone)
-        self._backbone, self._nan_id, self._max_rows = backbone, nan_id, max_rows
-        # Only a device of its own runs out of memory in a way that a smaller batch mends; the tensors stay
-        # where they are.
-        self.device = torch.device("cuda") if max_rows else backbone.device
-
-    def hidden_states(self, ids_BT, lengths_B, context_CD=None, temperature=1.0):
-        if self._max_rows is not None and len(ids_BT) > self._max_rows:
+    def hidden_states(ids_BT, *given):
+        if max_rows is not None and len(ids_BT) > max_rows:
             raise torch.OutOfMemoryError
-        hidden = self._backbone.hidden_states(ids_BT, lengths_B, context_CD, temperature).clone()
-        if self._nan_id is not None:
-            hidden[torch.from_numpy((ids_BT == self._nan_id).any(1))] = float("nan")
+        hidden = backbone.hidden_states(ids_BT, *given).clone()
+        hidden[torch.from_numpy((ids_BT == nan_id).any(1))] = float("nan")
         return hidden
+
+    copied = copy(backbone)
+    copied.hidden_states = hidden_states
+    # Only a device of its own runs out of memory in a way that a smaller batch mends; the tensors stay where
+    # they are.
+    copied.device = torch.device("cuda") if max_rows else backbone.device
+    return copied
 
 
 def test_encode_nan_from_the_model_names_the_document_or_the_query(encoder_of, backbone):
-    encoder = encoder_of(backbone=_Broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk")))
+    encoder = encoder_of(backbone=broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk")))
     with pytest.raises(
         ModelError, match="chunk 0 of document 4 of those encoded together; check the model's weights"
     ):
@@ -274,7 +273,7 @@ def test_encode_nan_from_the_model_names_the_document_or_the_query(encoder_of, b
 
 def test_encode_out_of_memory_gives_the_same_vectors_in_smaller_batches(encoder_of, backbone):
     expected = encoder_of().encode(TEXTS)
-    small = encoder_of(backbone=_Broken(backbone, max_rows=2)).encode(TEXTS)
+    small = encoder_of(backbone=broken(backbone, max_rows=2)).encode(TEXTS)
     np.testing.assert_allclose(small.chunk_vectors_MV, expected.chunk_vectors_MV, atol=1e-5)
 
 
