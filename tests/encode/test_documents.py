@@ -11,7 +11,7 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode import documents
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.encode.text_encoder import TextEncoder
+from cairn.pipeline.encode.text_encoder import TextEncoder, load_encoder, require_texts
 from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.manifest import fingerprint
@@ -407,3 +407,47 @@ def test_a_text_of_few_tokens_is_one_chunk_and_a_longer_one_is_cut(encoder_of):
     assert (encoded.start_char[0], encoded.end_char[0]) == (0, len(texts[0]))
     whole = encoder_of(landmark_interval=30).encode(texts[:1])
     np.testing.assert_allclose(encoded.document_vectors_NV[:1], whole.document_vectors_NV, atol=1e-6)
+
+
+def test_landmark_embeddings_are_the_chunks_of_the_document_encoder(tiny_model_folder):
+    encoder = load_encoder(tiny_model_folder, pooling="lmk", landmark_interval=12, precision="fp32")
+    encoded = DocumentEncoder(encoder.config).encode(TEXTS)
+    found = encoder.landmark_embeddings(TEXTS)
+    np.testing.assert_array_equal(
+        np.concatenate([each.vectors_LV for each in found]), encoded.chunk_vectors_MV
+    )
+    assert [len(each.start_char) for each in found] == np.diff(encoded.chunk_offsets).tolist()
+    for text, each in zip(TEXTS, found, strict=True):
+        assert (
+            "".join(text[start:end] for start, end in zip(each.start_char, each.end_char, strict=True))
+            == text
+        )
+
+
+def test_load_encoder_refuses_a_setting_there_is_not():
+    with pytest.raises(
+        ConfigError, match=r"setting must be one of model, pooling, .*, got 'pool'; leave it out"
+    ):
+        load_encoder(pool="mean")
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ("hello", r"query texts must come in a list, got 'hello'; write \[text\]"),
+        (b"hello", r"query texts must come in a list, got a value of type bytes"),
+        (None, r"query texts must come in a list, got None"),
+        (3, r"query texts must come in a list, got 3"),
+        ("long " * 50, r"query texts must come in a list, got '(long ){15}long'…; write"),
+        (["cat", None], r"a query must be text, got None at position 1; leave it out"),
+        (["cat", ["dog"]], r"a query must be text, got \['dog'\] at position 1"),
+        (
+            ["cat", "\udcff"],
+            r"a query must be valid Unicode, got a lone surrogate in the one at position 1; remove it",
+        ),
+    ],
+    ids=["string", "bytes", "none", "number", "long string", "none within", "list within", "surrogate"],
+)
+def test_what_is_no_list_of_texts_is_refused(texts, words):
+    with pytest.raises(ConfigError, match=rf"^{words}"):
+        require_texts(texts, "query")

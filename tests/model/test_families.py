@@ -126,14 +126,6 @@ def _encoder(config: EncoderConfig, *, backwards: bool = False) -> DocumentEncod
     return DocumentEncoder(config, context, backbone)
 
 
-def _is_taken(folder: Path, attention: str, pooling: str) -> bool:
-    try:
-        _encoder(_config(folder, attention=attention, pooling=pooling))
-    except ConfigError:
-        return False
-    return True
-
-
 def _vectors(folder: Path, *, backwards: bool = False, **settings: Any) -> np.ndarray | None:
     """Return the chunks' vectors, None where the family refuses the setting."""
     try:
@@ -205,7 +197,8 @@ def _features(folder: Path) -> dict[str, str]:
         assert other is None or np.allclose(other, plain, atol=1e-4)
         return other is not None
 
-    taken = {each for mode in MODES if _is_taken(folder, *mode) for each in mode}
+    found = {mode: _vectors(folder, attention=mode[0], pooling=mode[1]) for mode in MODES}
+    taken = {each for mode, vectors in found.items() if vectors is not None for each in mode}
     poolings, attentions = (
         [each for each in get_args(kind) if each in taken] for kind in (Pooling, Attention)
     )

@@ -1,9 +1,10 @@
-"""Clusters and context as the files of a collection."""
+"""The context of a collection: how it is drawn, its files and those of clusters, and drift from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,60 @@ import pytest
 from cairn.pipeline.cluster.arrow_file import write_arrow_file
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.config import ContextConfig
+from cairn.pipeline.context.drift import measure_drift
+from cairn.pipeline.context.sampling import allocate, draw_context
 from cairn.pipeline.context.store import ContextSet, build_context
-from cairn.pipeline.errors import DamageError, ModelError, SourceError
+from cairn.pipeline.errors import DamageError, FingerprintMismatchError, ModelError, SourceError
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=40).map(
+    lambda values: np.array(values, np.int64)
+)
+places = st.integers(0, 2_000)
+
+
+def naive_allocate(sizes_k: list[int], num_documents: int) -> list[int]:
+    total, wanted = sum(sizes_k), min(num_documents, sum(sizes_k))
+    quotas = [Fraction(wanted * size, total) if total else Fraction(0) for size in sizes_k]
+    given_places = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(sizes_k)), key=lambda k: (given_places[k] - quotas[k], k))
+    for k in by_remainder[: wanted - sum(given_places)]:
+        given_places[k] += 1
+    return given_places
+
+
+@given(sizes, places)
+@example(np.array([3, 3, 3], np.int64), 4)
+def test_allocate_equals_naive_largest_remainder(sizes_k: np.ndarray, num_documents: int) -> None:
+    found = allocate(sizes_k, num_documents)
+    assert found.tolist() == naive_allocate(sizes_k.tolist(), num_documents)
+    assert (found <= sizes_k).all()
+    assert found.sum() == min(num_documents, sizes_k.sum())
+
+
+def corpus(num_documents: int = 300, num_clusters: int = 7) -> tuple[list[str], np.ndarray]:
+    clusters = (np.random.default_rng(2).random(num_documents) ** 2 * num_clusters).astype(np.int32)
+    return [f"doc-{row}" for row in range(num_documents)], clusters
+
+
+def test_draw_context_takes_each_clusters_share() -> None:
+    ids, clusters = corpus()
+    drawn = draw_context(ids, clusters, 40, seed=0)
+    np.testing.assert_array_equal(
+        np.bincount(clusters[drawn], minlength=7), allocate(np.bincount(clusters, minlength=7), 40)
+    )
+    assert (np.diff(clusters[drawn]) >= 0).all(), "ordered by cluster"
+    every = draw_context(ids[:9], clusters[:9], 512, seed=0)
+    assert sorted(every.tolist()) == list(range(9))
+
+
+def test_draw_context_does_not_depend_on_row_order() -> None:
+    ids, clusters = corpus()
+    order = np.random.default_rng(3).permutation(len(ids))
+    shuffled = [ids[row] for row in order]
+    there = [ids[row] for row in draw_context(ids, clusters, 40, seed=0)]
+    assert there == [shuffled[row] for row in draw_context(shuffled, clusters[order], 40, seed=0)]
 
 
 def clusters(**changes: object) -> Clusters:
@@ -148,3 +201,40 @@ def test_build_context_embeds_in_one_call_each_document_in_its_place() -> None:
     assert found.cluster_ids_C.tolist() == clusters_N[rows].tolist()
     with pytest.raises(SourceError, match="at least one document"):
         build_context(*sample(0), ContextConfig(), embed, "first")
+
+
+pairs = st.lists(st.tuples(st.integers(0, 1_000), st.integers(0, 1_000)), min_size=1, max_size=20).filter(
+    lambda rows: sum(a for a, _ in rows) > 0 and sum(b for _, b in rows) > 0
+)
+
+
+@given(pairs)
+def test_measure_drift_equals_the_naive_distance(rows: list[tuple[int, int]]) -> None:
+    before, now = [a for a, _ in rows], [b for _, b in rows]
+    p, q = [a / sum(before) for a in before], [b / sum(now) for b in now]
+    drift = measure_drift(before, now, sum(before))
+    assert drift.total_variation == pytest.approx(
+        sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "verdict"),
+    [
+        ([520, 480], "none"),
+        ([560, 440], "slight"),
+        ([690, 310], "slight"),
+        ([710, 290], "re-contextualise"),
+        ([1_200, 1_200], "re-contextualise"),
+    ],
+)
+def test_measure_drift_verdict_follows_distance_and_growth(now: list[int], verdict: str) -> None:
+    assert measure_drift([500, 500], now, 1_000).verdict == verdict
+
+
+def test_measure_drift_names_the_clusters_that_moved_most_and_takes_no_other_clusters() -> None:
+    assert measure_drift([25, 25, 25, 25], [25, 45, 15, 15], 100).changed_clusters == (1, 2, 3)
+    assert measure_drift([50, 50], [10, 10], 100).added_share == 0.0
+    assert measure_drift([5, 5], [0, 0], 10).verdict == "none"
+    with pytest.raises(FingerprintMismatchError, match="2 and 3"):
+        measure_drift([1, 2], [1, 2, 3], 3)
