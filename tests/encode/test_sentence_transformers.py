@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import warnings
 
 import numpy as np
@@ -78,57 +77,36 @@ def test_vectors_of_a_static_model_equal_sentence_transformers(tiny_model_folder
 
 
 @pytest.fixture
-def make_routed(make_folder, tiny_model_folder):
+def make_routed(make_folder, tokenizer, tmp_path):
     """Return a writer of a folder whose Router reads queries by a table, or by a BERT through a layer."""
 
-    def make(asks, settings=None, rows=32):
-        folder = make_folder(settings=settings)
-        generator = torch.Generator().manual_seed(1)
-        types = {"document_0_Transformer": "Transformer", "document_1_Pooling": "Pooling"}
-        (folder / "document_0_Transformer").mkdir()
-        for path in [each for each in folder.iterdir() if each.is_file() and each.name != "modules.json"]:
-            if path.name != "config_sentence_transformers.json":
-                path.rename(folder / "document_0_Transformer" / path.name)
-        (folder / "1_Pooling").rename(folder / "document_1_Pooling")
+    def make(asks, prompts=None, rows=32):
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer import modules
+
+        inner = str(make_folder())
+        torch.manual_seed(1)
         if asks == "table":
-            types["query_0_StaticEmbedding"] = "StaticEmbedding"
-            query = folder / "query_0_StaticEmbedding"
-            query.mkdir()
-            tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
-            tokenizer.no_truncation()
-            tokenizer.save(str(query / "tokenizer.json"))
-            table_VD = torch.randn(tokenizer.get_vocab_size(), rows, generator=generator)
-            save_file({"embedding.weight": table_VD}, query / "model.safetensors")
+            query = [modules.StaticEmbedding(tokenizer, embedding_dim=rows)]
         else:
-            kinds = ("Transformer", "Pooling", "Dense")
-            names = {kind: f"query_{place}_{kind}" for place, kind in enumerate(kinds)}
-            types |= {name: kind for kind, name in names.items()}
-            shutil.copytree(folder / "document_0_Transformer", folder / names["Transformer"])
-            weights = folder / names["Transformer"] / "model.safetensors"
-            tensors = {name: 1.1 * each for name, each in load_file(weights).items()}
-            save_file(tensors, weights, {"format": "pt"})
-            (folder / names["Pooling"]).mkdir()
-            pooling = {"embedding_dimension": 32, "pooling_mode": "cls"}
-            (folder / names["Pooling"] / "config.json").write_text(json.dumps(pooling))
-            write_dense(folder / names["Dense"], rows, 32)
-        structure = {
-            route: [name for name in sorted(types) if name.startswith(route)]
-            for route in ("query", "document")
-        }
-        kinds = {name: f"sentence_transformers.models.{kind}" for name, kind in types.items()}
-        (folder / "router_config.json").write_text(
-            json.dumps({"types": kinds, "structure": structure, "parameters": {"default_route": "document"}})
-        )
-        write_modules(folder, ("", "Router"), ("1_Normalize", "Normalize"))
-        return folder
+            body = modules.Transformer(inner)
+            with torch.no_grad():
+                for parameter in body.parameters():
+                    parameter *= 1.1
+            query = [body, modules.Pooling(32, "cls"), modules.Dense(32, rows)]
+        document = [modules.Transformer(inner), modules.Pooling(32)]
+        router = modules.Router.for_query_document(query, document)
+        model = SentenceTransformer(modules=[router, modules.Normalize()], prompts=prompts, device="cpu")
+        model.save(str(tmp_path / "routed"))
+        return tmp_path / "routed"
 
     return make
 
 
 @pytest.mark.parametrize("asks", ["table", "transformer"])
-@pytest.mark.parametrize("settings", [None, {"prompts": {"query": "old mark: ", "document": "stone: "}}])
-def test_vectors_of_both_routes_of_a_router_equal_sentence_transformers(make_routed, asks, settings):
-    folder = make_routed(asks, settings)
+@pytest.mark.parametrize("prompts", [None, {"query": "old mark: ", "document": "stone: "}])
+def test_vectors_of_both_routes_of_a_router_equal_sentence_transformers(make_routed, asks, prompts):
+    folder = make_routed(asks, prompts)
     encoder = assert_equal_vectors(folder)
     vectors_QV, tokens = encoder.encode_query_tokens(QUERIES)
     np.testing.assert_array_equal(vectors_QV, encoder.encode_queries(QUERIES))
