@@ -1,12 +1,21 @@
+"""Clusters of pairs: how they are trained, and which of them a text belongs to."""
+
 from __future__ import annotations
 
 import hashlib
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from cairn.pipeline.cluster.assignment import assign
+from cairn.pipeline.cluster import assignment
+from cairn.pipeline.cluster.assignment import (
+    ClusterAssigner,
+    assign,
+    first_order_points,
+    nearest_centroids,
+)
 from cairn.pipeline.cluster.asymmetric_kmeans import (
     MAX_CLUSTERS,
     choose_num_clusters,
@@ -15,7 +24,7 @@ from cairn.pipeline.cluster.asymmetric_kmeans import (
 )
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.config import ClusterConfig
-from cairn.pipeline.errors import ModelError, SourceError
+from cairn.pipeline.errors import FingerprintMismatchError, ModelError, SourceError
 
 
 def topics(
@@ -152,3 +161,62 @@ def test_train_clusters_in_another_process_is_bit_equal() -> None:
 )
 def test_choose_num_clusters_is_the_bounded_square_root(num_documents: int, expected: int) -> None:
     assert choose_num_clusters(num_documents) == expected
+
+
+class FirstLetters:
+    """Embeds a text by counting the letters a to d."""
+
+    fingerprint = "letters"
+    vector_dim = 4
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        return unit(np.array([[text.count(letter) for letter in "abcd"] for text in texts]).reshape(-1, 4))
+
+
+def clusters_at(centroids: np.ndarray, fingerprint: str = "letters") -> Clusters:
+    return Clusters(
+        centroids_KP=unit(centroids),
+        sizes_K=np.zeros(len(centroids), np.int64),
+        objective_I=np.zeros(0),
+        surrogate_fingerprint=fingerprint,
+    )
+
+
+@pytest.mark.parametrize("block", [7, 1_000])
+def test_assign_equals_naive_nearest_centroid_whatever_the_blocks(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(assignment, "BLOCK_ROWS", block)
+    phi, psi = np.random.default_rng(5).standard_normal((2, 300, 6)).astype(np.float32)
+    clusters = clusters_at(np.random.default_rng(6).standard_normal((17, 12)))
+    points = unit(np.concatenate([phi, psi], axis=1))
+    naive = [np.argmin(np.linalg.norm(point - clusters.centroids_KP, axis=1)) for point in points]
+    np.testing.assert_array_equal(assign(clusters, phi, psi), naive)
+    np.testing.assert_allclose(first_order_points(phi, psi), points, atol=1e-6)
+
+
+def test_nearest_centroids_within_rounding_takes_the_lowest_id() -> None:
+    point = np.array([[0.6, 0.8]], np.float32)
+    centroids = np.array([[1.0, 0.0], [0.6, 0.8], [0.6, 0.8 + 2e-7]], np.float32)
+    assert nearest_centroids(point, centroids).tolist() == [1]
+    assert nearest_centroids(np.zeros((2, 2), np.float32), centroids).tolist() == [0, 0]
+
+
+def test_assign_with_vectors_of_another_width_or_surrogate_is_refused() -> None:
+    with pytest.raises(FingerprintMismatchError, match="12 dims"):
+        assign(clusters_at(np.ones((2, 12))), np.ones((1, 5), np.float32), np.ones((1, 5), np.float32))
+    with pytest.raises(FingerprintMismatchError, match="trained with"):
+        ClusterAssigner(clusters_at(np.ones((2, 8)), fingerprint="other"), FirstLetters())
+
+
+@pytest.mark.parametrize("block", [2, 1_000])
+def test_assign_texts_pairs_each_text_with_its_query_side(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(assignment, "BLOCK_ROWS", block)
+    clusters = clusters_at(
+        np.array([[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0, 1, 0]])
+    )
+    assigner = ClusterAssigner(clusters, FirstLetters())
+    assigned = assigner.assign_texts([None, "bbb", "bbb"], ["aaa", "aaa", "aaa"], [None, None, "ccc"])
+    assert assigned.tolist() == [0, 1, 2]

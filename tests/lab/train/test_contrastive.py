@@ -45,6 +45,7 @@ from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PRE
 from cairn.pipeline.model.landmarks import Rows
 from safetensors.torch import save_file
 
+from tests.lab.evaluate.conftest import write_set
 from tests.lab.train.conftest import FAMILIES, LOOP_SETTINGS, TOPICS, tiny_new, train_step
 from tests.tiny_models import context_of
 
@@ -154,10 +155,8 @@ def test_train_texts_of_no_tokens_are_trained_on_without_harm(run, pairs_file):
 
 def test_train_pairs_of_a_judged_set_are_counted_and_left_out(run, tmp_path, pairs_file):
     query = json.loads(pairs_file.read_text().splitlines()[0])["query"]
-    judged = tmp_path / "judged"
-    judged.mkdir()
-    pq.write_table(pa.table({"id": ["1"], "text": ["nothing of the kind"]}), judged / "corpus.parquet")
-    pq.write_table(pa.table({"id": ["1"], "text": [query.upper()]}), judged / "queries.parquet")
+    other, asked = {"id": "1", "text": "nothing of the kind"}, {"id": "1", "text": query.upper()}
+    judged = write_set(tmp_path / "judged", [other], [asked])
     report = run(steps=1, how={"judged": (judged,)})
     assert report.details["pairs"] == 59
     assert report.skipped == {"query of an evaluation set": 1}

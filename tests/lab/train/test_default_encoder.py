@@ -18,6 +18,8 @@ from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
+from tests.lab.evaluate.conftest import write_set
+
 CONFIG = Path(__file__).parents[3] / "jobs" / "configs" / "train_default.toml"
 WORDS = ("stone", "path", "mark", "way", "river", "mountain", "walk", "old", "cat", "mat", "sat")
 SMALL = """
@@ -63,12 +65,8 @@ def pairs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def judged(tmp_path: Path) -> Path:
-    folder = tmp_path / "judged"
-    folder.mkdir()
-    rows = [{"id": "d", "text": pair(0)["document"]}]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "corpus.parquet")
-    pq.write_table(pa.Table.from_pylist([{"id": "q", "text": pair(2)["query"]}]), folder / "queries.parquet")
-    return folder
+    document, query = {"id": "d", "text": pair(0)["document"]}, {"id": "q", "text": pair(2)["query"]}
+    return write_set(tmp_path / "judged", [document], [query])
 
 
 def test_second_stage_reads_rows_as_the_first_has_taught_them():

@@ -27,6 +27,7 @@ from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEnc
 from cairn.pipeline.lab.train.settings import LandmarkConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
+from tests.lab.evaluate.conftest import write_set
 from tests.lab.train.conftest import LANDMARKS
 from tests.tiny_models import TINY_WORDS
 
@@ -195,10 +196,8 @@ def test_neighbouring_pairs_with_one_title_are_one_document(tmp_path: Path):
 
 
 def test_texts_of_judged_sets_are_left_out_and_counted(tmp_path: Path):
-    judged = tmp_path / "judged"
-    judged.mkdir()
-    pq.write_table(pa.table({"id": ["d"], "title": [""], "text": ["a cat sat"]}), judged / "corpus.parquet")
-    pq.write_table(pa.table({"id": ["q"], "text": ["old way"]}), judged / "queries.parquet")
+    of_corpus, query = {"id": "d", "title": "", "text": "a cat sat"}, {"id": "q", "text": "old way"}
+    judged = write_set(tmp_path / "judged", [of_corpus], [query])
     rows = [
         {"query": "old way", "document": "a river"},
         {"query": "", "document": "A cat, sat."},
