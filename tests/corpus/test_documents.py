@@ -41,7 +41,7 @@ from pptx.enum.chart import XL_CHART_TYPE
 from pptx.util import Inches
 
 from tests.corpus.checked_rows import CONFIG, checked, read
-from tests.corpus.test_read_files import Published
+from tests.corpus.published import Published
 
 PIXEL = b"q 99 0 0 99 0 0 cm BI /W 1 /H 1 /BPC 8 /CS /G ID x EI Q"
 BOMB = b"/F0 Do"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import asdict
-from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,81 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus import file_identity, ledger
-from cairn.pipeline.corpus.ledger import Ledger, record_run
-from cairn.pipeline.corpus.quarantine import RowWriter
-from cairn.pipeline.corpus.scan import scan_sources
 from cairn.pipeline.corpus.source_record import create_record, holds_for
-from cairn.pipeline.corpus.staging import stage_changes
 from cairn.pipeline.errors import SourceError
 
+from tests.corpus.published import Published
 from tests.damages import KINDS, put
 
-CONFIG = CorpusConfig()
 Row = tuple[str | None, str | None]
-
-
-class Published:
-    """Stage 1 and a committer that is a dictionary: what a collection would hold."""
-
-    def __init__(self, folder: Path, *, reread: bool = False) -> None:
-        folder.mkdir(exist_ok=True)
-        self.folder = folder
-        self.reread = reread
-        self.documents: dict[str, str] = {}
-        self.files: dict[str, str] = {}
-        self.generation = 0
-        self.passed_over: list[str] = []
-
-    @property
-    def manifest_sha256(self) -> str:
-        return sha256(f"{self.generation}".encode()).hexdigest()
-
-    def stored(self) -> list[pa.RecordBatch]:
-        columns = {"doc_id": [*self.documents], "source_file": [self.files[each] for each in self.documents]}
-        return [pa.RecordBatch.from_pydict(columns)]
-
-    def ingest(
-        self, *sources: Path, sync: bool = False, killed: str = "", config: CorpusConfig = CONFIG
-    ) -> dict[str, Any]:
-        """Run once, or up to a kill before the publication or before the record; say what was done."""
-        record = self.folder / "sources.sqlite"
-        if self.reread or not holds_for(record, self.manifest_sha256):
-            create_record(record, self.manifest_sha256, [([*self.documents], [*self.documents.values()])])
-        scan = scan_sources([str(source) for source in sources], config, None if self.reread else record)
-        quarantine = self.folder / "quarantine.parquet"
-        quarantine.unlink(missing_ok=True)
-        with Ledger(self.folder / "ledger.sqlite", record) as ledger:
-            with RowWriter(quarantine) as writer:
-                staged = stage_changes(
-                    scan, config, ledger, self.folder / "staged", 1_000, writer, stored=self.stored
-                )
-            rows = list(chain.from_iterable(pq.read_table(path).to_pylist() for path in staged.shards))
-            is_synced = sync and staged.is_complete
-            gone = {
-                "replaced": list(chain.from_iterable(ledger.replaced_ids())),
-                "vanished": list(chain.from_iterable(ledger.vanished_ids())),
-            }
-            if killed != "early":
-                deleted = gone["vanished"] if is_synced else []
-                if rows or deleted:
-                    self.generation += 1
-                for doc_id in (*gone["replaced"], *deleted):
-                    del self.documents[doc_id]
-                self.documents |= {row["doc_id"]: row["content_sha256"] for row in rows}
-                self.files |= {row["doc_id"]: row["source_file"] for row in rows}
-                if not killed:
-                    record_run(ledger, self.manifest_sha256, has_deleted=bool(deleted))
-        self.passed_over = [Path(scan.files[place].file.path).name for place in staged.passed_over]
-        refused = pq.read_table(quarantine).to_pylist() if quarantine.exists() else []
-        return {
-            **{
-                name: value for name, value in asdict(staged).items() if name not in ("shards", "passed_over")
-            },
-            **gone,
-            "staged_rows": rows,
-            "refused": sorted(refused, key=repr),
-            "documents": dict(self.documents),
-        }
 
 
 @pytest.fixture(autouse=True)

@@ -23,9 +23,9 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from pyiceberg.catalog.memory import InMemoryCatalog
 
-from tests.corpus import test_read_files
+from tests.corpus import published as publication
 from tests.corpus.checked_rows import read
-from tests.corpus.test_read_files import Published
+from tests.corpus.published import Published
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -141,7 +141,7 @@ def test_table_that_changes_during_an_ingest_is_read_as_it_was(
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(test_read_files, "scan_sources", scan_then_change)
+        patched.setattr(publication, "scan_sources", scan_then_change)
         published.ingest(place, sync=True)
     assert sorted(published.documents) == ["d0", "d1", "d2", "d3", "d5"]
     outcome = published.ingest(place, sync=True)
