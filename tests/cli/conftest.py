@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -67,6 +67,19 @@ def ingested(ingested_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.fixture
 def ingest_options(tiny_model_folder: Path) -> list[str]:
     return ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16"]
+
+
+@pytest.fixture
+def ingest(call: Callable[..., tuple[int, str, str]], ingest_options: list[str]) -> Callable[..., str]:
+    """Return what ingests rows of these columns into collection ``c`` and gives what is said."""
+
+    def run_ingest(*options: str, **columns: Sequence[object]) -> str:
+        pq.write_table(pa.table({name: [*values] for name, values in columns.items()}), "rows.parquet")
+        code, _, said = call("ingest", "rows.parquet", *ingest_options, "--quiet", *options)
+        assert code == 0, said
+        return said
+
+    return run_ingest
 
 
 @pytest.fixture

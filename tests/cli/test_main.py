@@ -9,10 +9,6 @@ import pytest
 from cairn.pipeline.types import Passage
 
 
-def one_line(error: str) -> bool:
-    return error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error
-
-
 def test_ingest_then_search_and_status_answer_in_json(
     call: Any, corpus: str, ingest_options: list[str]
 ) -> None:
@@ -63,16 +59,6 @@ def test_ingest_with_every_encoder_option_is_searchable(
     assert "precision" not in shown
 
 
-def test_ingest_with_more_context_documents_than_a_cde_checkpoint_reads_is_one_sentence(
-    call: Any, corpus: str, make_cde: Any, tmp_path: Path
-) -> None:
-    options = ["--collection", "c", "--model", str(make_cde(1)), "--landmark-interval", "16"]
-    code, _, error = call("ingest", corpus, *options)
-    assert code == 2
-    assert one_line(error)
-    assert "must be at most the model's 6, got 512; choose 6" in error
-
-
 def test_status_for_people_says_what_the_base_model_was_not_trained_for(
     call: Any, ingested: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,23 +92,6 @@ def test_ingest_with_quarantined_rows_exits_3_as_its_dry_run_does_which_writes_n
     run = json.loads(call(*asked, "--json")[1])
     told = ("quarantine_reasons", "warnings")
     assert [plan[name] for name in told] == [run[name] for name in told]
-
-
-def test_settings_that_differ_from_the_collections_are_named(
-    call: Any, corpus: str, ingest_options: list[str]
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    code, _, err = call(
-        "ingest", corpus, *ingest_options, "--dims", "16", "--attention", "full", "--window-tokens", "64"
-    )
-    assert (code, one_line(err)) == (2, True)
-    for words in (
-        "encoder.dims is not set, got 16",
-        "encoder.attention is 'chunk', got 'full'",
-        "encoder.window_tokens is 512, got 64",
-    ):
-        assert words in err
-    assert "overlap" not in err
 
 
 def test_window_with_chunk_attention_warns(call: Any, corpus: str, ingest_options: list[str]) -> None:

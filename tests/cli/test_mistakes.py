@@ -82,16 +82,41 @@ def test_bad_input_is_one_sentence_and_exit_2(
         ("--dims", "33", "between 1 and the model's 32, got 33"),
         ("--layers", "3", "between 1 and the model's 2, got 3"),
         ("--query-prefix", "a " * 90, "query_prefix must leave"),
+        ("--model", "a CDE checkpoint", "must be at most the model's 6, got 512; choose 6"),
     ],
 )
 def test_setting_the_model_has_no_room_for_ends_in_one_sentence_and_exit_2(
-    call: Any, corpus: str, tmp_path: Path, ingest_options: list[str], option: str, value: str, words: str
+    call: Any,
+    corpus: str,
+    tmp_path: Path,
+    ingest_options: list[str],
+    make_cde: Any,
+    option: str,
+    value: str,
+    words: str,
 ) -> None:
+    value = str(make_cde(1)) if option == "--model" else value
     code, out, err = call("ingest", corpus, *ingest_options, option, value, "--quiet")
     assert (code, out) == (2, "")
     assert one_line(err), err
     assert words in err
     assert not (tmp_path / "cairn-data").exists()
+
+
+def test_settings_that_differ_from_the_collections_are_named(
+    call: Any, ingested: None, corpus: str, ingest_options: list[str]
+) -> None:
+    code, _, err = call(
+        "ingest", corpus, *ingest_options, "--dims", "16", "--attention", "full", "--window-tokens", "64"
+    )
+    assert (code, one_line(err)) == (2, True)
+    for words in (
+        "encoder.dims is not set, got 16",
+        "encoder.attention is 'chunk', got 'full'",
+        "encoder.window_tokens is 512, got 64",
+    ):
+        assert words in err
+    assert "overlap" not in err
 
 
 def test_busy_collection_exits_75_and_an_interrupt_130(

@@ -1,22 +1,17 @@
 import json
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 
 @pytest.fixture
-def drifted(call: Any, ingest_options: list[str], tmp_path: Path) -> list[str]:
+def drifted(ingest: Any, ingest_options: list[str]) -> list[str]:
     """Ingest six stones, then as many cats and more; return the words of the ingest."""
-    options = [*ingest_options, "--use-context", "--quiet"]
     stones = {f"s{number}": f"stone path hill {'stone ' * number}" for number in range(6)}
     cats = {f"c{number}": f"the cat sat on the mat {'cat ' * number}" for number in range(12)}
     for texts in (stones, stones | cats):
-        pq.write_table(pa.table({"id": [*texts], "text": [*texts.values()]}), tmp_path / "corpus.parquet")
-        assert call("ingest", "corpus.parquet", *options)[0] == 0
-    return ["ingest", "corpus.parquet", *options]
+        ingest("--use-context", id=texts, text=texts.values())
+    return ["ingest", "rows.parquet", *ingest_options, "--use-context", "--quiet"]
 
 
 def test_plan_says_what_is_to_do_and_apply_does_it_once(call: Any, drifted: list[str]) -> None:
@@ -37,21 +32,15 @@ def test_plan_says_what_is_to_do_and_apply_does_it_once(call: Any, drifted: list
     assert (code, json.loads(out)["unchanged"]) == (0, 18)
 
 
-def test_plan_of_an_encoder_that_reads_no_context_has_nothing_to_do(
-    call: Any, ingest_options: list[str], tmp_path: Path
-) -> None:
-    pq.write_table(pa.table({"id": ["a"], "text": ["stone path"]}), tmp_path / "corpus.parquet")
-    call("ingest", "corpus.parquet", *ingest_options, "--quiet")
+def test_plan_of_an_encoder_that_reads_no_context_has_nothing_to_do(call: Any, ingest: Any) -> None:
+    ingest(id=["a"], text=["stone path"])
     code, out, _ = call("plan", "c", "--apply", "--force")
     assert (code, "the encoder reads no context" in out, "0 of 1 document\n" in out) == (0, True, True)
     assert "no vector depends on the context" in call("status", "c")[1]
 
 
-def test_plan_late_gives_a_collection_token_vectors_once(
-    call: Any, ingest_options: list[str], tmp_path: Path
-) -> None:
-    pq.write_table(pa.table({"id": ["a", "b"], "text": ["stone path", "a cat"]}), tmp_path / "corpus.parquet")
-    assert call("ingest", "corpus.parquet", *ingest_options, "--token-bytes", "0", "--quiet")[0] == 0
+def test_plan_late_gives_a_collection_token_vectors_once(call: Any, ingest: Any) -> None:
+    ingest("--token-bytes", "0", id=["a", "b"], text=["stone path", "a cat"])
     assert "token vectors   none" in call("status", "c")[1]
 
     applied = json.loads(call("plan", "c", "--apply", "--late", "--quiet", "--json")[1])["applied"]

@@ -6,16 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-
-def test_search_within_a_budget_shows_passages_whole(
-    call: Any, tmp_path: Path, ingest_options: list[str]
-) -> None:
+def test_search_within_a_budget_shows_passages_whole(call: Any, ingest: Any) -> None:
     words = [f"river{number}" for number in range(150)]
-    pq.write_table(pa.table({"id": ["long"], "text": [" ".join(words)]}), tmp_path / "long.parquet")
-    call("ingest", str(tmp_path / "long.parquet"), *ingest_options, "--quiet")
+    ingest(id=["long"], text=[" ".join(words)])
     asked = ("search", "river1 river149", "--collection", "c", "--no-late")
     whole, cut = (
         call(*asked, *more)[1] for more in (("--max-characters", "5000"), ("--chunk-tokens", "1024"))
@@ -61,12 +55,9 @@ def test_no_control_character_of_a_document_reaches_the_terminal(
     assert all(char.isprintable() or char == "\n" for char in said + shown + as_json + lineage)
 
 
-def test_search_shows_lists_headings_and_code_in_lines_of_their_own(
-    call: Any, tmp_path: Path, ingest_options: list[str]
-) -> None:
+def test_search_shows_lists_headings_and_code_in_lines_of_their_own(call: Any, ingest: Any) -> None:
     text = "# Old stone\n\n- the river\n- the path\n\n```\nif stone:\n\tpath()\n```\n"
-    pq.write_table(pa.table({"id": ["a"], "text": [text]}), tmp_path / "a.parquet")
-    call("ingest", str(tmp_path / "a.parquet"), *ingest_options, "--quiet")
+    ingest(id=["a"], text=[text])
     shown = call("search", "stone", "--collection", "c", "--max-characters", "500", "--no-late")[1]
     lines = [f"     {line}" for line in text.replace("\t", "    ").splitlines() if line]
     assert "\n".join(lines) in shown

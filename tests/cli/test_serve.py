@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.served_stones import serving_process
@@ -15,14 +13,8 @@ from tests.served_stones import serving_process
 START_SECONDS = 300
 
 
-def test_serve_answers_over_the_wire_and_stops_when_told(
-    call: Any, tmp_path: Path, ingest_options: list[str]
-) -> None:
-    rows = pa.table(
-        {"id": ["a/%2F b", "b"], "text": ["a cairn marks the way", "the river runs"], "year": [1, 2]}
-    )
-    pq.write_table(rows, tmp_path / "c.parquet")
-    assert call("ingest", "c.parquet", *ingest_options, "--quiet")[0] == 0
+def test_serve_answers_over_the_wire_and_stops_when_told(ingest: Any, tmp_path: Path) -> None:
+    ingest(id=["a/%2F b", "b"], text=["a cairn marks the way", "the river runs"], year=[1, 2])
     with serving_process(tmp_path, "--encoder-threads", "1") as (process, address, log):
         with httpx2.Client(base_url=f"{address}/v1/collections", timeout=START_SECONDS) as client:
             found = client.post("/c/search", json={"query": "the river runs"})

@@ -8,8 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import DamageError
@@ -29,9 +27,7 @@ from cairn.pipeline.serve.uploads import Store, Uploads
 )
 def test_status_counts_segments_their_vectors_and_what_is_deleted(
     call: Any,
-    corpus: str,
-    ingest_options: list[str],
-    tmp_path: Path,
+    ingest: Any,
     monkeypatch: pytest.MonkeyPatch,
     partitions: str,
     added: str,
@@ -39,12 +35,11 @@ def test_status_counts_segments_their_vectors_and_what_is_deleted(
 ) -> None:
     monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
     monkeypatch.setattr(tiers, "MAX_DELETED_SHARE", 0.8)
-    call("ingest", corpus, *ingest_options, "--quiet", "--partitions", partitions)
+    texts = ["a cairn marks the way", "the river runs", "snow lies on the ridge"]
+    ingest("--partitions", partitions, id="abc", text=texts)
     lines = [line.split() for line in call("status", "c")[1].splitlines()]
     assert ["segments", "1"] in lines
-    row = {"id": ["d"], "title": ["Paths"], "text": ["a path by the river"], "year": [2004]}
-    pq.write_table(pa.table(row), tmp_path / "added.parquet")
-    assert call("ingest", "added.parquet", *ingest_options, "--quiet")[0] == 0
+    ingest(id="d", text=["a path by the river"])
     _, out, _ = call("status", "c")
     assert added in out
     assert "document index  4 vectors: 4 in flat" in out
