@@ -128,7 +128,7 @@ def serving_process(folder: Path, *words: str | Path) -> Iterator[tuple[subproce
     Give the process, its address and the file of what it says.
     """
     command = [sys.executable, "-m", "cairn.cli.main", "serve", "--port", "0", "--deadline-seconds", "300"]
-    face, said = Path(__file__).parents[1] / "pipeline/face", folder / "served.log"
+    face, said = Path(__file__).parents[1] / "pipeline/face", folder / f"served-{time.monotonic_ns()}.log"
     environment = {**os.environ, "PYTHONPATH": str(face), "PYTHONWARNINGS": "ignore"}
     with said.open("wb") as log:
         process = subprocess.Popen([*command, *map(str, words)], cwd=folder, env=environment, stderr=log)

@@ -249,12 +249,6 @@ def test_a_column_that_is_asked_for_and_stands_in_a_table_without_another_names_
         scan_sources([str(tmp_path)], config)
 
 
-def test_an_id_that_no_document_has_may_be_left_out_for_the_paths(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_text("Hens.")
-    with pytest.raises(SchemaError, match="in their front matter, leave the option out to take paths as ids"):
-        scan_sources([str(tmp_path)], CorpusConfig(id_column="slug"))
-
-
 def test_sources_that_bring_more_columns_than_a_collection_may_have_are_refused() -> None:
     wide = {f"column_{number}": pa.int64() for number in range(MAX_METADATA_COLUMNS + 1)}
     stored = tuple(pa.field(*column) for column in wide.items())

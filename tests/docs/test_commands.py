@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
@@ -29,7 +28,7 @@ from cairn.cli.main import cairn, run
 from cairn.cli.settings import read_settings
 
 from tests.docs.pages import GUIDE, README, ROOT, Block, blocks, shell_lines
-from tests.served_stones import wait_until
+from tests.served_stones import serving_process, wait_until
 
 REASONS = {
     "docker": "needs a Docker engine; tests/test_compose.py runs the services' commands",
@@ -100,14 +99,6 @@ def write_corpora(folder: Path) -> None:
     write(folder / "library/a.parquet", id=shelves, text=books)
 
 
-def answers_at(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(address):
-            return True
-    except OSError:
-        return False
-
-
 class Workshop:
     """Runs the blocks of one page, in order, in one folder, with a test's own version of each program."""
 
@@ -146,32 +137,28 @@ class Workshop:
     def cairn(self, words: list[str]) -> None:
         """Run a verb, and leave it running where it is a server's."""
         if words[0] == "serve":
-            self.serve(words)
+            self.serve(words[1:])
         elif words == ["schedule", "run"]:
-            self.start(words)
+            self.schedule(words)
             wait_until(lambda: run(cairn, ["schedule", "health"], "cairn") == 0)
         else:
             assert run(cairn, [FEWER_STEPS.get(word, word) for word in words], "cairn") == 0
 
-    def start(self, words: list[str]) -> None:
-        command = [sys.executable, "-m", "cairn.cli.main", *words]
+    def schedule(self, words: list[str]) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "pipeline/face")}
+        command = [sys.executable, "-m", "cairn.cli.main", *words]
         process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         self.stack.callback(process.wait)
         self.stack.callback(process.terminate)
 
     def serve(self, words: list[str]) -> None:
         """Serve at a port that is free, and wait until collections are open."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.start([*words, "--port", str(port), "--deadline-seconds", "120"])
-        self.server = f"http://127.0.0.1:{port}"
-        wait_until(lambda: answers_at(f"{self.server}/readyz"))
+        _, self.server, _ = self.stack.enter_context(serving_process(Path.cwd(), *words))
 
     def address(self) -> str:
         """Return the server's address, after starting one where the page has not."""
         if self.server is None:
-            self.serve(["serve"])
+            self.serve([])
         assert self.server is not None
         return self.server
 

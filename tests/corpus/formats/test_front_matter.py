@@ -116,6 +116,8 @@ def test_a_key_can_be_the_id_and_a_file_without_it_is_quarantined(tmp_path: Path
     assert reasons(rejected) == [(0, "null_id")]
     with pytest.raises(SchemaError, match=r"id column 'slgu' must be there.*did you mean 'slug'"):
         read(tmp_path, config=CorpusConfig(id_column="slgu"))
+    with pytest.raises(SchemaError, match="in their front matter, leave the option out to take paths as ids"):
+        read(tmp_path, config=CorpusConfig(id_column="number"))
     with pytest.raises(SchemaError, match="metadata column 'yaer' must be there"):
         read(tmp_path, config=CorpusConfig(metadata_columns=("yaer",)))
 
