@@ -32,6 +32,20 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
     return invoke
 
 
+@pytest.fixture
+def refused(call: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """Return what runs a command line that must end with this exit code in one sentence, and gives that."""
+
+    def refuse(*arguments: str, code: int = 2) -> str:
+        found, out, err = call(*arguments)
+        assert (found, out, err.count("\n")) == (code, "", 1), (arguments, err)
+        assert err.startswith("error: ")
+        assert "Traceback" not in err
+        return err
+
+    return refuse
+
+
 def write_corpus(folder: Path) -> str:
     texts = [
         "a cairn marks the way over the hill",

@@ -16,10 +16,6 @@ HUGE = f"1{'0' * 400}"
 LONG = "a" * 401
 
 
-def one_line(error: str) -> bool:
-    return error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error
-
-
 INGEST = "ingest corpus.parquet --collection c"
 TRAIN = "train x --output run --steps"
 
@@ -63,16 +59,13 @@ TRAIN = "train x --output run --steps"
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(
-    call: Any, corpus: str, tmp_path: Path, arguments: str, words: str
+    refused: Any, corpus: str, tmp_path: Path, arguments: str, words: str
 ) -> None:
     (tmp_path / "notes.data").write_text("not parquet at all")
     pq.write_table(
         pa.table({"id": pa.array([], "string"), "text": pa.array([], "string")}), tmp_path / "empty.parquet"
     )
-    code, out, err = call(*shlex.split(arguments))
-    assert (code, out) == (2, "")
-    assert one_line(err), err
-    assert words in err
+    assert words in refused(*shlex.split(arguments))
     assert not (tmp_path / "cairn-data" / "c" / "CURRENT").exists()
 
 
@@ -86,7 +79,7 @@ def test_bad_input_is_one_sentence_and_exit_2(
     ],
 )
 def test_setting_the_model_has_no_room_for_ends_in_one_sentence_and_exit_2(
-    call: Any,
+    refused: Any,
     corpus: str,
     tmp_path: Path,
     ingest_options: list[str],
@@ -96,20 +89,15 @@ def test_setting_the_model_has_no_room_for_ends_in_one_sentence_and_exit_2(
     words: str,
 ) -> None:
     value = str(make_cde(1)) if option == "--model" else value
-    code, out, err = call("ingest", corpus, *ingest_options, option, value, "--quiet")
-    assert (code, out) == (2, "")
-    assert one_line(err), err
-    assert words in err
+    assert words in refused("ingest", corpus, *ingest_options, option, value, "--quiet")
     assert not (tmp_path / "cairn-data").exists()
 
 
 def test_settings_that_differ_from_the_collections_are_named(
-    call: Any, ingested: None, corpus: str, ingest_options: list[str]
+    refused: Any, ingested: None, corpus: str, ingest_options: list[str]
 ) -> None:
-    code, _, err = call(
-        "ingest", corpus, *ingest_options, "--dims", "16", "--attention", "full", "--window-tokens", "64"
-    )
-    assert (code, one_line(err)) == (2, True)
+    others = ("--dims", "16", "--attention", "full", "--window-tokens", "64")
+    err = refused("ingest", corpus, *ingest_options, *others)
     for words in (
         "encoder.dims is not set, got 16",
         "encoder.attention is 'chunk', got 'full'",
@@ -120,11 +108,15 @@ def test_settings_that_differ_from_the_collections_are_named(
 
 
 def test_busy_collection_exits_75_and_an_interrupt_130(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Any,
+    refused: Any,
+    corpus: str,
+    ingest_options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with CollectionLayout(tmp_path / "cairn-data", "c").writer_lock():
-        code, _, err = call("ingest", corpus, *ingest_options, "--quiet")
-    assert (code, one_line(err)) == (75, True)
+        refused("ingest", corpus, *ingest_options, "--quiet", code=75)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -169,7 +161,7 @@ def test_advice_after_damage_is_a_command_that_mends_it(
 
 
 def test_collection_whose_first_ingest_was_stopped_is_listed_and_said_to_be_unfinished(
-    call: Any, tmp_path: Path
+    call: Any, refused: Any, tmp_path: Path
 ) -> None:
     layout = CollectionLayout(tmp_path / "cairn-data", "coming")
     with layout.writer_lock():
@@ -179,8 +171,7 @@ def test_collection_whose_first_ingest_was_stopped_is_listed_and_said_to_be_unfi
         {"status": "unfinished", "collection": "coming", **unknown}
     ]
     for verb in (("status", "coming"), ("search", "granite", "--collection", "coming")):
-        code, _, error = call(*verb)
-        assert (code, error.count("\n"), "run `cairn ingest` again" in error) == (2, 1, True)
+        assert "run `cairn ingest` again" in refused(*verb)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +179,5 @@ def test_collection_whose_first_ingest_was_stopped_is_listed_and_said_to_be_unfi
 )
 def test_empty_path_is_refused_with_its_option(call: Any, arguments: tuple[str, ...]) -> None:
     code, _, err = call(*arguments)
-    assert (code, f"'{arguments[-1].removesuffix('=')}': a path must name a file or a folder" in err) == (
-        2,
-        True,
-    )
+    option = arguments[-1].removesuffix("=")
+    assert (code, f"'{option}': a path must name a file or a folder" in err) == (2, True)

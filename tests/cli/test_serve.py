@@ -30,10 +30,8 @@ def test_serve_answers_over_the_wire_and_stops_when_told(ingest: Any, tmp_path: 
     assert "Traceback" not in said
 
 
-def test_serve_beyond_this_machine_without_a_key_is_refused(call: Any) -> None:
-    code, _, error = call("serve", "--host", "0.0.0.0", "--port", "0")
-    assert code == 2
-    assert error.startswith(
+def test_serve_beyond_this_machine_without_a_key_is_refused(refused: Any) -> None:
+    assert refused("serve", "--host", "0.0.0.0", "--port", "0").startswith(
         "error: host must be this machine's own (127.0.0.1) while there is no API key, got '0.0.0.0'; "
         "run `cairn keys create"
     )
@@ -41,16 +39,16 @@ def test_serve_beyond_this_machine_without_a_key_is_refused(call: Any) -> None:
 
 @pytest.mark.parametrize("option", ["--writable", "--hide-word-statistics"])
 def test_serve_by_shards_refuses_what_they_cannot_do(
-    monkeypatch: pytest.MonkeyPatch, call: Any, option: str
+    monkeypatch: pytest.MonkeyPatch, refused: Any, option: str
 ) -> None:
     monkeypatch.setattr("cairn.cli.serve._runner", lambda *_: lambda _: None)
-    code, _, error = call("serve", "--engine", "ray", option)
-    assert (code, error.endswith(f"leave {option} out\n")) == (2, True)
+    assert refused("serve", "--engine", "ray", option).endswith(f"leave {option} out\n")
 
 
-def test_serve_without_its_packages_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
+def test_serve_without_its_packages_says_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, refused: Any
+) -> None:
     for name in [name for name in sys.modules if name.startswith("cairn.pipeline.serve.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    code, _, error = call("serve")
-    assert (code, "pip install '.[serve]'" in error) == (2, True)
+    assert "pip install '.[serve]'" in refused("serve")

@@ -116,14 +116,9 @@ def test_runs_written_compare_as_they_were_measured_and_kept_sets_give_them_agai
     ],
 )
 def test_mistakes_end_in_one_sentence_and_code_2(
-    call: Any, folder: str, arguments: list[str], sentence: str
+    refused: Any, folder: str, arguments: list[str], sentence: str
 ) -> None:
-    code, _, error = call(*[argument.replace("../walks/../walks", folder) for argument in arguments])
-
-    assert code == 2
-    assert error.startswith("error: ")
-    assert sentence in error
-    assert error.count("\n") == 1
+    assert sentence in refused(*[each.replace("../walks/../walks", folder) for each in arguments])
 
 
 def test_known_items_need_no_queries(call: Any, tmp_path: Path) -> None:
@@ -155,13 +150,13 @@ def test_baselines_may_have_a_model_of_their_own(
 
 
 def test_missing_package_is_said_before_anything_is_encoded(
-    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "texts").mkdir()
     text = "a cairn of old stones marks the way. " + "the path follows the river. " * 10
     pq.write_table(pa.table({"id": ["a"], "text": [text]}), tmp_path / "texts" / "texts.parquet")
     monkeypatch.setitem(sys.modules, "ir_measures", None)
     options = ("--known-items", "1", "--cache", str(tmp_path / "kept"), "--systems", "cairn/*")
-    code, _, err = call(str(tmp_path / "texts"), *options)
-    assert (code, err.startswith("error: evaluating must have the package ir_measures")) == (2, True)
+    told = refused(str(tmp_path / "texts"), *options)
+    assert told.startswith("error: evaluating must have the package ir_measures")
     assert not (tmp_path / "kept").exists()
