@@ -24,10 +24,11 @@ class Checked(NamedTuple):
 
 
 def checked(
-    *sources: Path | str, config: CorpusConfig = CONFIG, stored: Sequence[pa.Field] | None = None
+    *sources: Any, config: CorpusConfig = CONFIG, stored: Sequence[pa.Field] | None = None
 ) -> Checked:
     """Read a corpus whole."""
-    found = Checked(scan_sources([*map(str, sources)], config, None, stored), [], [], [], [])
+    named = [str(source) if isinstance(source, Path) else source for source in sources]
+    found = Checked(scan_sources(named, config, None, stored), [], [], [], [])
     for batch in read_checked(found.scan, config):
         batch.rows.validate(full=True)
         batch.rejected.validate(full=True)

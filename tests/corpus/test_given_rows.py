@@ -15,9 +15,11 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.given_rows import source_of
-from cairn.pipeline.corpus.scan import Scan, read_checked, scan_sources
+from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.errors import DocumentsRefusedError
 from cairn.pipeline.line.written_rows import checked_rows
+
+from tests.corpus.checked_rows import checked
 
 CONFIG = CorpusConfig(id_column="doc_id")
 DAY, TIME = dt.date(2024, 1, 1), dt.datetime(2024, 1, 1, 23, 59)  # noqa: DTZ001 (a column without a zone)
@@ -43,11 +45,9 @@ def told(scan: Scan) -> list[str]:
 
 def read(source: Any, stored: list[Any] | None = None) -> Read:
     """Return the columns, the values, what was told and what was refused."""
-    scan = scan_sources([source], CONFIG, None, stored)
-    batches = list(read_checked(scan, CONFIG))
-    values = [row.get("v") for batch in batches for row in batch.rows.to_pylist()]
-    details = [row["detail"] for batch in batches for row in batch.rejected.to_pylist()]
-    return list(scan.metadata_fields), values, told(scan), details
+    found = checked(source, config=CONFIG, stored=stored)
+    details = [row["detail"] for row in found.rejected]
+    return list(found.scan.metadata_fields), [row.get("v") for row in found.rows], told(found.scan), details
 
 
 def read_given(values: list[Any]) -> Read:
@@ -214,9 +214,8 @@ def test_a_frame_of_pandas_with_a_column_that_arrow_does_not_take_is_read_as_row
 
 def test_an_index_of_pandas_that_counts_may_hold_the_ids() -> None:
     frame = pd.DataFrame({"text": ["x", "y"], "v": [1, 2]}, pd.RangeIndex(10, 30, 10, name="doc_id"))
-    scan = scan_sources([source_of(frame, CONFIG)], CONFIG)
-    (batch,) = read_checked(scan, CONFIG)
-    assert batch.rows.column("doc_id").to_pylist() == ["10", "20"]
+    found = checked(source_of(frame, CONFIG), config=CONFIG)
+    assert [row["doc_id"] for row in found.rows] == ["10", "20"]
 
 
 @pytest.mark.parametrize("kind", [pl.Int128, pl.UInt128])
