@@ -49,6 +49,21 @@ def test_resumed_run_does_not_stage_what_lies_encoded(
     assert pq.read_schema(published.staged.shards[0]) == staged_schema([pa.field("year", pa.int64())])
 
 
+def test_duplicates_keep_the_first_row_and_say_where_the_others_are(
+    published: Published, write_corpus: WriteCorpus
+) -> None:
+    first = write_corpus("a.parquet", id=["a", None, "a", "b"], text=["first", "x", "second", "y"])
+    second = write_corpus("b.parquet", id=["b"], text=["z"])
+    done = published.ingest(first.parent)
+    assert [(row["doc_id"], row["text"]) for row in done["staged_rows"]] == [("a", "first"), ("b", "y")]
+    names = ("source_file", "row_index", "doc_id", "reason")
+    assert sorted(tuple(map(row.get, names)) for row in done["refused"]) == [
+        (str(first), 1, None, "null_id"),
+        (str(first), 2, "a", "duplicate_id"),
+        (str(second), 0, "b", "duplicate_id"),
+    ]
+
+
 def test_damaged_file_counts_as_one_row_and_makes_the_pass_incomplete(
     published: Published, write_corpus: WriteCorpus
 ) -> None:
