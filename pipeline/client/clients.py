@@ -1,8 +1,8 @@
 """The client that waits, ``CairnClient(…).collection("handbook").search("…")``, and the one to await.
 
-Methods are written once, as coroutines: the client that waits runs them to their end, since nothing in them
-waits for an event loop then. What cannot be sent raises :class:`UsageError` first. What an answer says beyond
-its record is passed over.
+Calls are written once, as coroutines of the client to await. The client that waits runs them to their end,
+since its connections wait by themselves: nothing in them waits for an event loop then. What an answer says
+beyond its record is passed over.
 
 Every call can be sent twice: failed or broken connections and the statuses 429, 502, 503 and 504 are retried
 after Retry-After, or after pauses that double. A problem of Cairn's own without a Retry-After is not, since a
@@ -26,27 +26,15 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cache, partial, wraps
-from itertools import chain
-from types import MethodType
+from itertools import chain, pairwise
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
     Final,
-    Generic,
     Literal,
     ParamSpec,
     Self,
@@ -54,15 +42,15 @@ from typing import (
     Unpack,
     cast,
     get_args,
+    get_origin,
     get_type_hints,
-    overload,
 )
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.client import errors
-from cairn.pipeline.errors import CairnError, ConfigError, TryAgainError, UsageError, extra_missing
+from cairn.pipeline.errors import ConfigError, TryAgainError, UsageError, extra_missing
 from cairn.pipeline.options import About, check_options, option, shown
 from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import (
@@ -73,6 +61,7 @@ from cairn.pipeline.types import (
     Document,
     DocumentPage,
     Hit,
+    IngestedSource,
     Lineage,
     ListedDocument,
     SearchResult,
@@ -163,74 +152,7 @@ class Connection:
 
 
 _Arguments = ParamSpec("_Arguments")
-_Waited = TypeVar("_Waited")
-_Awaited = TypeVar("_Awaited")
-
-
-class _Method(Generic[_Arguments, _Waited, _Awaited]):
-    """A method of both kinds of clients: called on one it waits, on the other it is awaited."""
-
-    def __init__(self, waits: Callable[..., _Waited], awaited: Callable[..., _Awaited]) -> None:
-        self._waits, self._awaited = waits, awaited
-
-    if TYPE_CHECKING:  # type checkers compare a protocol's method with the attribute itself
-
-        def __call__(self, *args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Waited: ...
-
-    @overload
-    def __get__(self, own: CairnClient | RemoteCollection, kind: type) -> Callable[_Arguments, _Waited]: ...
-    @overload
-    def __get__(
-        self, own: AsyncCairnClient | AsyncRemoteCollection, kind: type
-    ) -> Callable[_Arguments, _Awaited]: ...
-    def __get__(self, own: Any, kind: type) -> Any:
-        is_awaited = issubclass(kind, AsyncCairnClient | AsyncRemoteCollection)
-        method: Any = self._awaited if is_awaited else self._waits
-        return method if own is None else MethodType(method, own)
-
-
-def _asks(
-    method: Callable[Concatenate[Any, _Arguments], Coroutine[Any, Any, _Waited]],
-) -> _Method[_Arguments, _Waited, Coroutine[Any, Any, _Waited]]:
-    @wraps(method)
-    async def awaited(*args: Any, **keywords: Any) -> _Waited:
-        answer = method(*args, **keywords)
-        with _of_cairn():
-            return await answer
-
-    @wraps(method)
-    def waits(*args: Any, **keywords: Any) -> _Waited:
-        return _run(awaited(*args, **keywords))
-
-    return _Method(waits, awaited)
-
-
-def _yields(
-    method: Callable[Concatenate[Any, _Arguments], AsyncIterator[_Waited]],
-) -> _Method[_Arguments, Iterator[_Waited], AsyncIterator[_Waited]]:
-    @wraps(method)
-    def waits(*args: Any, **keywords: Any) -> Iterator[_Waited]:
-        answers: Any = method(*args, **keywords)
-        with suppress(StopAsyncIteration):
-            while True:
-                yield _run(anext(answers))
-
-    own: Any = inspect.signature(method)
-    vars(waits)["__signature__"] = own.replace(return_annotation=own.return_annotation.removeprefix("Async"))
-    return _Method(waits, method)
-
-
-@contextmanager
-def _of_cairn() -> Generator[None]:
-    """Say of an answer that cannot be read that another server gave it."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, CairnError):
-            raise
-        title = "the answer is not one of Cairn's search API"
-        told = {"title": title, "detail": "check the base URL, and both versions"}
-        raise errors.api_error(200, told) from error
+_Answer = TypeVar("_Answer")
 
 
 def _run(awaitable: Any) -> Any:
@@ -242,8 +164,35 @@ def _run(awaitable: Any) -> Any:
     raise AssertionError("a client that waits needs no event loop")
 
 
-async def _ended(found: Any) -> Any:
-    return await found if isinstance(found, Coroutine) else found
+def _waits(
+    call: Callable[Concatenate[Any, _Arguments], Coroutine[Any, Any, _Answer]],
+) -> Callable[Concatenate[Any, _Arguments], _Answer]:
+    """Return a call of the client to await as one of the client that waits."""
+
+    @wraps(call)
+    def waits(self: Any, *args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Answer:
+        return _run(call(self, *args, **keywords))
+
+    return waits
+
+
+def _iterates(
+    call: Callable[Concatenate[Any, _Arguments], AsyncIterator[_Answer]],
+) -> Callable[Concatenate[Any, _Arguments], Iterator[_Answer]]:
+    """Return a call of the client to await that yields answers as one of the client that waits."""
+
+    @wraps(call)
+    def iterates(self: Any, *args: _Arguments.args, **keywords: _Arguments.kwargs) -> Iterator[_Answer]:
+        answers = call(self, *args, **keywords)
+        with suppress(StopAsyncIteration):
+            while True:
+                yield _run(anext(answers))
+
+    own: Any = inspect.signature(call)
+    vars(iterates)["__signature__"] = own.replace(
+        return_annotation=own.return_annotation.removeprefix("Async")
+    )
+    return iterates
 
 
 class _Client:
@@ -300,13 +249,75 @@ class _Client:
                 self._place = place
             return self._opened
 
-    @_asks
+    async def _ask(
+        self, kind: Any, method: str, path: str, body: Any = None, *, headers: Any = None, **sent: Any
+    ) -> Any:
+        """Send a request, again where that may help, and read its answer; None of a document not there.
+
+        A write that is sent again is one write, by its key.
+        """
+        headers = {"Idempotency-Key": uuid.uuid4().hex, **(headers or {})}
+        if body is not None:
+            sent["content"] = body if isinstance(body, bytes) else _json(body)
+            headers["Content-Type"] = "application/json"
+        answer = await self._attempts.copy()(self._attempt, method, path, headers=headers, **sent)
+        try:
+            return None if answer is None else _read(kind, answer)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            title = "the answer is not one of Cairn's search API"
+            told = {"title": title, "detail": "check the base URL, and both versions"}
+            raise errors.api_error(200, told) from error
+
+    async def _attempt(self, method: str, path: str, **sent: Any) -> Any:
+        if self._is_closed:
+            raise UsageError("the client is closed; make a new one")
+        try:
+            found = self._http.request(method, path, **sent)
+            response = await found if isinstance(found, Coroutine) else found
+        except httpx2.RequestError as error:
+            why = "no answer came in time" if _is_slow(error) else str(error) or type(error).__name__
+            url = self.connection.shown_url
+            raise errors.ServerUnreachableError(
+                f"the server at {url} must answer, got: {why}; is `cairn serve` running?"
+            ) from error
+        try:
+            content = response.json()
+        except (ValueError, RecursionError):
+            content = {}
+        if response.is_success:
+            return content
+        wait = response.headers.get("retry-after", "").strip()
+        problem = errors.api_error(response.status_code, content, float(wait) if wait.isdecimal() else None)
+        if method == "GET" and problem.type.endswith(":unknown-document"):
+            return None
+        raise problem
+
+    async def _pause(self, seconds: float) -> None:
+        found = self._sleep(seconds)
+        if found is not None:
+            await found
+
+
+class AsyncCairnClient(_Client):
+    """A client of one server to await, closed by ``aclose`` or at the end of ``async with``.
+
+    The arguments are those of :class:`CairnClient`.
+    """
+
+    _kind = httpx2.AsyncClient
+    _sleep = staticmethod(asyncio.sleep)
+    _loop = staticmethod(asyncio.get_running_loop)
+
+    def collection(self, name: str) -> AsyncRemoteCollection:
+        """Return a collection to ask; nothing is sent yet."""
+        return AsyncRemoteCollection(self, name)
+
     async def collections(self) -> list[CollectionSummary]:
         """List the collections this key may ask, by name."""
-        answer = await self._ask("GET", "/v1/collections")
-        return [_read(CollectionSummary, found) for found in answer["collections"]]
+        return (await self._ask({"collections": list[CollectionSummary]}, "GET", "/v1/collections"))[
+            "collections"
+        ]
 
-    @_asks
     async def create(
         self,
         name: str,
@@ -319,53 +330,19 @@ class _Client:
         Its first documents draw its clusters and its context: let them be a fair sample.
         """
         body = {"name": name, "model": model, "settings": settings or {}}
-        return _read(CollectionSummary, await self._ask("POST", "/v1/collections", body, is_write=True))
+        return await self._ask(CollectionSummary, "POST", "/v1/collections", body)
 
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | bytes | None = None,
-        *,
-        is_write: bool = False,
-        **sent: Any,
-    ) -> Any:
-        """Send a request, again where that may help, and return its JSON; None of a document not there.
+    async def aclose(self) -> None:
+        """Close the connections of this event loop."""
+        self._is_closed = True
+        if self._place == self._here():
+            await self._opened.aclose()
 
-        A write that is sent again is one write.
-        """
-        headers = {"Idempotency-Key": uuid.uuid4().hex} if is_write else {}
-        if body is not None:
-            sent["content"] = body if isinstance(body, bytes) else _json(body)
-            headers["Content-Type"] = "application/json"
-        headers |= sent.pop("headers", {})
-        return await self._attempts.copy()(self._attempt, method, path, headers=headers, **sent)
+    async def __aenter__(self) -> Self:
+        return self
 
-    async def _attempt(self, method: str, path: str, **sent: Any) -> Any:
-        if self._is_closed:
-            raise UsageError("the client is closed; make a new one")
-        try:
-            response = await _ended(self._http.request(method, path, **sent))
-        except httpx2.RequestError as error:
-            why = "no answer came in time" if _is_slow(error) else str(error) or type(error).__name__
-            url = self.connection.shown_url
-            raise errors.ServerUnreachableError(
-                f"the server at {url} must answer, got: {why}; is `cairn serve` running?"
-            ) from error
-        try:
-            content = response.json()
-        except (ValueError, RecursionError):
-            content = None
-        if response.is_success:
-            return content
-        wait = response.headers.get("retry-after", "").strip()
-        problem = errors.api_error(response.status_code, content, float(wait) if wait.isdecimal() else None)
-        if method == "GET" and problem.type.endswith(":unknown-document"):
-            return None
-        raise problem
-
-    async def _pause(self, seconds: float) -> None:
-        await _ended(self._sleep(seconds))
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 class CairnClient(_Client):
@@ -385,6 +362,9 @@ class CairnClient(_Client):
         """Return a collection to ask; nothing is sent yet."""
         return RemoteCollection(self, name)
 
+    collections = _waits(AsyncCairnClient.collections)
+    create = _waits(AsyncCairnClient.create)
+
     def close(self) -> None:
         """Close the connections."""
         self._is_closed = True
@@ -398,57 +378,99 @@ class CairnClient(_Client):
         self.close()
 
 
-class AsyncCairnClient(_Client):
-    """A client of one server to await, closed by ``aclose`` or at the end of ``async with``.
-
-    The arguments are those of :class:`CairnClient`.
-    """
-
-    _kind = httpx2.AsyncClient
-    _sleep = staticmethod(asyncio.sleep)
-    _loop = staticmethod(asyncio.get_running_loop)
-
-    def collection(self, name: str) -> AsyncRemoteCollection:
-        """Return a collection to ask; nothing is sent yet."""
-        return AsyncRemoteCollection(self, name)
-
-    async def aclose(self) -> None:
-        """Close the connections of this event loop."""
-        self._is_closed = True
-        if self._place == self._here():
-            await self._opened.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
 class _Collection:
+    """What the two collections share: the addresses of one, and requests that several calls send."""
+
     def __init__(self, client: _Client, name: str) -> None:
         self.client, self.name = client, name
 
-    @_asks
+    def _path(self, *parts: str) -> str:
+        return "/".join(["/v1/collections", _quoted(self.name, "the name of a collection"), *parts])
+
+    async def _get(self, kind: Any, *parts: str, **sent: Any) -> Any:
+        return await self.client._ask(kind, "GET", self._path(*parts), **sent)
+
+    async def _post(self, kind: Any, part: str, body: Mapping[str, Any]) -> Any:
+        return await self.client._ask(kind, "POST", self._path(part), body)
+
+    async def _search(
+        self, kind: Any, query: str | Sequence[str], parameters: SearchParameters, **more: str
+    ) -> Any:
+        return await self._post(kind, "search", {"query": query, **parameters, **more})
+
+    async def _encode(self, texts: Sequence[str], input_type: str) -> Float32[np.ndarray, "N V"]:
+        asked = {"model": self.name, "input_type": input_type, "encoding_format": "base64"}
+        vectors: list[np.ndarray] = []
+        for batch in _batches(_texts(texts, "texts"), MAX_INPUTS, MAX_INPUT_BYTES):
+            body = {**asked, "input": batch}
+            answer = await self.client._ask({"data": list[_Embedding]}, "POST", "/v1/embeddings", body)
+            vectors += [each.embedding for each in answer["data"]]
+        if vectors:
+            return np.stack(vectors).astype(np.float32)
+        return np.zeros((0, (await self._get(CollectionDescription)).vector_dim), np.float32)
+
+    async def _write(
+        self, method: str, path: str, bodies: Sequence[Mapping[str, Any] | bytes], wait: Wait, **sent: Any
+    ) -> WriteReport:
+        """Send a write, perhaps in several requests, which are published in their order; report of all."""
+        waits = ["durable"] * (len(bodies) - 1) + [wait]
+        reports: list[WriteReport] = [
+            await self.client._ask(WriteReport, method, path, body, params={"wait": until}, **sent)
+            for body, until in zip(bodies, waits, strict=True)
+        ]
+        if wait == "searchable":
+            reports = [await self._searchable(each) for each in reports]
+        return replace(
+            reports[-1],
+            documents=tuple(chain.from_iterable(each.documents for each in reports)),
+            deleted=sum(each.deleted for each in reports),
+            missing=tuple(chain.from_iterable(each.missing for each in reports)),
+            warnings=tuple(dict.fromkeys(chain.from_iterable(each.warnings for each in reports))),
+        )
+
+    async def _searchable(self, report: WriteReport) -> WriteReport:
+        """Return the report of a write once it is searchable; of one that failed, raise why."""
+        known = {"status": str, "generation": int, "ingested": IngestedSource | None}
+        kind = (known, {"detail": str, "warnings": list[str]})
+        pause, until = FIRST_SECONDS, time.monotonic() + SEARCHABLE_SECONDS
+        while report.status != "searchable":  # it takes longer than a request may
+            state, told = await self._get(kind, f"writes/{report.write}")
+            if state["status"] == "failed":
+                title = "The write was kept, and cannot be published"
+                problem = {"type": WRITE_FAILED, "title": title, "detail": told["detail"] or ""}
+                raise errors.api_error(422, problem)
+            if state["status"] == "searchable":
+                return replace(report, **state, warnings=(*report.warnings, *told["warnings"]))
+            if time.monotonic() >= until:
+                raise TryAgainError(
+                    f"write {report.write} must be searchable within {SEARCHABLE_SECONDS:,.0f} seconds, got "
+                    "none yet; it is kept, and the server's log says what it waits for"
+                )
+            await self.client._pause(pause)
+            pause = min(2 * pause, LONGEST_POLL_SECONDS)
+        return report
+
+
+class AsyncRemoteCollection(_Collection):
+    """A collection behind the API, to await."""
+
     async def describe(self) -> CollectionDescription:
         """Say what it holds and how it may be asked."""
-        return _read(CollectionDescription, await self.client._ask("GET", self._path()))
+        return await self._get(CollectionDescription)
 
-    @_asks
     async def search(self, query: str, **parameters: Unpack[SearchParameters]) -> SearchResult:
         """Rank documents for a query, each with its best passages."""
-        return _read(SearchResult, await self._search(query, parameters))
+        return await self._search(SearchResult, query, parameters)
 
-    @_asks
     async def search_batch(
         self, queries: Sequence[str], **parameters: Unpack[SearchParameters]
     ) -> list[SearchResult]:
         """Answer several queries; each 32 of them are one request, answered from one generation."""
+        kind = {"answers": list[SearchResult]}
         batches = _batches(_texts(queries, "queries"), MAX_QUERIES)
-        answers = [await self._search(batch, parameters) for batch in batches]
-        return [_read(SearchResult, each) for answer in answers for each in answer["answers"]]
+        answers = [await self._search(kind, batch, parameters) for batch in batches]
+        return [result for answer in answers for result in answer["answers"]]
 
-    @_yields
     async def search_pages(
         self, query: str, **parameters: Unpack[SearchParameters]
     ) -> AsyncIterator[SearchResult]:
@@ -457,35 +479,27 @@ class _Collection:
         Raises :class:`cairn.pipeline.client.errors.CursorExpiredError` where the collection changes in
         between.
         """
-        cursor: str | None = FIRST_CURSOR
-        while cursor is not None:
-            with _of_cairn():
-                answer = await self._search(query, parameters, cursor=cursor)
-                result, cursor = _read(SearchResult, answer), answer["next_cursor"]
+        kind = (SearchResult, {"next_cursor": str})
+        told = {"next_cursor": FIRST_CURSOR}
+        while (cursor := told["next_cursor"]) is not None:
+            result, told = await self._search(kind, query, parameters, cursor=cursor)
             yield result
 
-    @_asks
     async def columns(self) -> list[ColumnSummary]:
         """Describe the columns that filters can name: type, most frequent values with counts, range."""
-        answer = await self.client._ask("GET", self._path("columns"))
-        return [_read(ColumnSummary, column) for column in answer["columns"]]
+        return (await self._get({"columns": list[ColumnSummary]}, "columns"))["columns"]
 
-    @_asks
     async def facets(
         self, columns: Sequence[str], *, filters: Mapping[str, Any] | None = None, num_values: int = 20
     ) -> list[ColumnSummary]:
         """Count the values of some columns over the documents that match ``filters``."""
-        body = {"columns": _texts(columns, "columns"), "filters": filters, "num_values": num_values}
-        answer = await self.client._ask("POST", self._path("facets"), body)
-        return [_read(ColumnSummary, column) for column in answer["columns"]]
+        body = {"columns": columns, "filters": filters, "num_values": num_values}
+        return (await self._post({"columns": list[ColumnSummary]}, "facets", body))["columns"]
 
-    @_asks
     async def count(self, filters: Mapping[str, Any] | None = None) -> int:
         """Count the documents that match a filter tree, all without one."""
-        answer = await self.client._ask("POST", self._path("count"), {"filters": filters})
-        return int(answer["documents"])
+        return (await self._post({"documents": int}, "count", {"filters": filters}))["documents"]
 
-    @_yields
     async def list_documents(
         self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
     ) -> AsyncIterator[ListedDocument]:
@@ -493,35 +507,30 @@ class _Collection:
         is_last = False
         while not is_last:
             body = {"filters": filters, "after": after, "limit": MAX_DOCUMENTS}
-            with _of_cairn():
-                page: DocumentPage = _read(
-                    DocumentPage, await self.client._ask("POST", self._path("documents/list"), body)
-                )
+            page: DocumentPage = await self._post(DocumentPage, "documents/list", body)
             for document in page.documents:
                 yield document
             after, is_last = page.next_after, page.next_after is None
 
-    @_asks
     async def read_document(self, doc_id: str) -> Document | None:
         """Return a document with its whole text, None where there is none."""
-        path, text, before = self._path("documents", _quoted(doc_id, "doc_id")), "", None
-        while before is None or len(text) < before["num_characters"]:
+        place, text, generation = ("documents", _quoted(doc_id, "doc_id")), "", None
+        while True:
             span = {"start_char": len(text), "max_characters": STRETCH_CHARACTERS}
-            stretch = await self.client._ask("GET", path, params=span)
-            if stretch is None:
+            found = await self._get((Document, {"num_characters": int}), *place, params=span)
+            if found is None:
                 return None
+            document, told = found
             # Where the collection changed in between, the text may have: it is read again.
-            is_same = before is None or before["generation"] == stretch["generation"]
-            text, before = (text + stretch["text"], stretch) if is_same else ("", None)
-        return _read(Document, {**before, "text": text})
+            is_same = generation in (None, document.generation)
+            text, generation = (text + document.text, document.generation) if is_same else ("", None)
+            if is_same and len(text) >= told["num_characters"]:
+                return replace(document, text=text)
 
-    @_asks
     async def lineage(self, doc_id: str) -> Lineage | None:
         """Say where a document came from, None where there is none."""
-        answer = await self.client._ask("GET", self._path("lineage", _quoted(doc_id, "doc_id")))
-        return None if answer is None else _read(Lineage, answer)
+        return await self._get(Lineage, "lineage", _quoted(doc_id, "doc_id"))
 
-    @_asks
     async def add(
         self, documents: Iterable[Document | Mapping[str, Any]] | ArrowStream, *, wait: Wait = "searchable"
     ) -> WriteReport:
@@ -532,16 +541,15 @@ class _Collection:
         is; those of requests before it are.
         """
         rows = [_document(document, place) for place, document in enumerate(_rows(documents))]
-        if not rows:
-            raise UsageError("documents must be at least one, got none")
-        doc_id, times = Counter(doc_id for doc_id, _ in rows).most_common(1)[0]
-        if times > 1:
-            raise UsageError(f"an id must come once, got {doc_id!r} {times:,} times; leave out all but one")
+        for doc_id, times in Counter(doc_id for doc_id, _ in rows).most_common(1):
+            if times > 1:
+                raise UsageError(
+                    f"an id must come once, got {doc_id!r} {times:,} times; leave out all but one"
+                )
         batches = _batches([row for _, row in rows], MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
-        bodies = [b'{"documents": [%b]}' % b", ".join(batch) for batch in batches]
+        bodies = [b'{"documents": [%b]}' % b", ".join(batch) for batch in batches or [[]]]
         return await self._write("POST", self._path("documents"), bodies, wait)
 
-    @_asks
     async def update(
         self,
         doc_id: str,
@@ -557,15 +565,10 @@ class _Collection:
         ``if_match`` is the ``content_sha256`` that it must have; another one raises
         :class:`cairn.pipeline.client.errors.ConflictError`.
         """
-        if not isinstance(cast("Any", metadata), Mapping):
-            raise UsageError(f"metadata must be a mapping, got {shown(metadata)}")
         headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
-        body = {"metadata": dict(metadata)}
-        return await self._write(
-            "PATCH", self._path("documents", _quoted(doc_id, "doc_id")), [body], wait, headers=headers
-        )
+        path = self._path("documents", _quoted(doc_id, "doc_id"))
+        return await self._write("PATCH", path, [{"metadata": metadata}], wait, headers=headers)
 
-    @_asks
     async def delete(
         self, documents: str | Iterable[str] | Mapping[str, Any], *, wait: Wait = "searchable"
     ) -> WriteReport:
@@ -579,10 +582,9 @@ class _Collection:
         else:
             named = [documents] if isinstance(documents, str) else _texts(documents, "ids")
             batches = _batches([*dict.fromkeys(named)], MAX_DOCUMENTS)
-            bodies = [{"doc_ids": batch} for batch in batches] or [{"doc_ids": []}]
+            bodies = [{"doc_ids": batch} for batch in batches or [[]]]
         return await self._write("POST", self._path("documents/delete"), bodies, wait)
 
-    @_asks
     async def ingest(self, source: str, *, wait: Wait = "searchable") -> WriteReport:
         """Let the server ingest a source that it may read, such as a folder or a URI.
 
@@ -590,100 +592,48 @@ class _Collection:
         """
         return await self._write("POST", self._path("sources"), [{"source": source}], wait)
 
-    @_asks
     async def drop(self) -> None:
         """Remove the collection with all it holds."""
-        await self.client._ask("DELETE", self._path(), is_write=True)
+        await self.client._ask({}, "DELETE", self._path())
 
-    async def _write(
-        self, method: str, path: str, bodies: Sequence[Mapping[str, Any] | bytes], wait: Wait, **sent: Any
-    ) -> WriteReport:
-        """Send a write, perhaps in several requests, which are published in their order; report of all."""
-        waits = ["durable"] * (len(bodies) - 1) + [wait]
-        answers = [
-            await self.client._ask(method, path, body, is_write=True, params={"wait": until}, **sent)
-            for body, until in zip(bodies, waits, strict=True)
-        ]
-        for answer in answers:
-            if wait == "searchable" and answer["status"] != wait:  # it takes longer than a request may
-                state = await self._searchable(answer["write"])
-                answer |= {name: state[name] for name in ("status", "generation", "ingested")}
-                answer["warnings"] += state["warnings"]
-        told = {
-            name: list(chain.from_iterable(answer[name] for answer in answers))
-            for name in ("documents", "missing", "warnings")
-        }
-        told["warnings"] = list(dict.fromkeys(told["warnings"]))
-        deleted = sum(answer["deleted"] for answer in answers)
-        return _read(WriteReport, {**answers[-1], **told, "deleted": deleted})
-
-    async def _searchable(self, number: int) -> Any:
-        """Return the state of a write once it is searchable; of one that failed, raise why."""
-        pause, until = FIRST_SECONDS, time.monotonic() + SEARCHABLE_SECONDS
-        while True:
-            state = await self.client._ask("GET", self._path(f"writes/{number}"))
-            if state["status"] == "failed":
-                told = {"type": WRITE_FAILED, "title": "The write was kept, and cannot be published"}
-                raise errors.api_error(422, {**told, "detail": state["detail"] or ""})
-            if state["status"] == "searchable":
-                return state
-            if time.monotonic() >= until:
-                raise TryAgainError(
-                    f"write {number} must be searchable within {SEARCHABLE_SECONDS:,.0f} seconds, got none "
-                    "yet; it is kept, and the server's log says what it waits for"
-                )
-            await self.client._pause(pause)
-            pause = min(2 * pause, LONGEST_POLL_SECONDS)
-
-    @_asks
     async def click(self, query: str, doc_id: str, *, rank: int | None = None) -> bool:
         """Tell the server's feedback log that a hit was opened; false where the server keeps none.
 
         ``rank`` is its place in the answer, from 1.
         """
         body = {"query": query, "doc_id": doc_id, "rank": rank}
-        return bool((await self.client._ask("POST", self._path("clicks"), body))["logged"])
+        return (await self._post({"logged": bool}, "clicks", body))["logged"]
 
-    @_asks
     async def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
         """Embed texts as the collection's queries, L2-normalised; the key needs the scope embed."""
         return await self._encode(texts, "query")
 
-    @_asks
     async def encode_documents(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
         """Embed texts as the collection's documents, L2-normalised; the key needs the scope embed."""
         return await self._encode(texts, "document")
-
-    async def _encode(self, texts: Sequence[str], input_type: str) -> Float32[np.ndarray, "N V"]:
-        asked = {"model": self.name, "input_type": input_type, "encoding_format": "base64"}
-        vectors: list[np.ndarray] = []
-        for batch in _batches(_texts(texts, "texts"), MAX_INPUTS, MAX_INPUT_BYTES):
-            answer = await self.client._ask("POST", "/v1/embeddings", {**asked, "input": batch})
-            rows = sorted(answer["data"], key=lambda row: row["index"])
-            encoded = [base64.b64decode(row["embedding"], validate=True) for row in rows]
-            vectors += [np.frombuffer(vector, "<f4") for vector in encoded]
-        if vectors:
-            return np.stack(vectors).astype(np.float32)
-        return np.zeros((0, (await self.client._ask("GET", self._path()))["vector_dim"]), np.float32)
-
-    async def _search(self, query: str | Sequence[str], parameters: SearchParameters, **more: str) -> Any:
-        if isinstance(parameters.get("filters"), str):
-            raise UsageError(
-                "filters must be a mapping such as {'year': 2020} or {'type': 'gte', 'key': 'year', "
-                "'value': 2020}, got a text; expressions such as year>=2020 are for the command line"
-            )
-        return await self.client._ask("POST", self._path("search"), {"query": query, **parameters, **more})
-
-    def _path(self, *parts: str) -> str:
-        return "/".join(["/v1/collections", _quoted(self.name, "the name of a collection"), *parts])
 
 
 class RemoteCollection(_Collection):
     """A collection behind the API: what :class:`Collection` offers, asked over HTTP."""
 
-
-class AsyncRemoteCollection(_Collection):
-    """A collection behind the API, to await."""
+    describe = _waits(AsyncRemoteCollection.describe)
+    search = _waits(AsyncRemoteCollection.search)
+    search_batch = _waits(AsyncRemoteCollection.search_batch)
+    search_pages = _iterates(AsyncRemoteCollection.search_pages)
+    columns = _waits(AsyncRemoteCollection.columns)
+    facets = _waits(AsyncRemoteCollection.facets)
+    count = _waits(AsyncRemoteCollection.count)
+    list_documents = _iterates(AsyncRemoteCollection.list_documents)
+    read_document = _waits(AsyncRemoteCollection.read_document)
+    lineage = _waits(AsyncRemoteCollection.lineage)
+    add = _waits(AsyncRemoteCollection.add)
+    update = _waits(AsyncRemoteCollection.update)
+    delete = _waits(AsyncRemoteCollection.delete)
+    ingest = _waits(AsyncRemoteCollection.ingest)
+    drop = _waits(AsyncRemoteCollection.drop)
+    click = _waits(AsyncRemoteCollection.click)
+    encode_queries = _waits(AsyncRemoteCollection.encode_queries)
+    encode_documents = _waits(AsyncRemoteCollection.encode_documents)
 
 
 def _rows(documents: Any) -> list[Any]:
@@ -715,23 +665,13 @@ def _document(given: Any, place: int) -> tuple[str, bytes]:
         )
 
     row = {name: None if _is_missing(value) else value for name, value in row.items()}
-    title = None if _is_missing(title) else title
-    document = {"doc_id": doc_id, "title": title, "text": text, "metadata": row}
+    document = {"doc_id": doc_id, "title": None if _is_missing(title) else title, "text": text}
     try:
-        return doc_id, _json(document)
-    except UsageError:  # a column is at fault, or a list has NaN
-        own = {name: _finite(value, f"column {name!r} of document {doc_id!r}") for name, value in row.items()}
-        return doc_id, _json({**document, "metadata": own})
-
-
-def _finite(value: Any, what: str) -> Any:
-    """Return a value as JSON has it, None in the place of NaN."""
-
-    def none(constant: str) -> None:
-        if constant != "NaN":
-            raise UsageError(f"{what} must hold finite numbers, got {float(constant)}; give None")
-
-    return json.loads(_json(value, what, allow_nan=True), parse_constant=none)
+        return doc_id, _json({**document, "metadata": row})
+    except UsageError:
+        for name, value in row.items():
+            _json(value, f"column {name!r} of document {doc_id!r}")
+        raise
 
 
 def _is_missing(value: Any) -> bool:
@@ -739,9 +679,9 @@ def _is_missing(value: Any) -> bool:
     return value is None or is_nan or type(value).__name__ in _MISSING
 
 
-def _json(value: Any, what: str = "a request", *, allow_nan: bool = False) -> bytes:
+def _json(value: Any, what: str = "a request") -> bytes:
     try:
-        return json.dumps(value, allow_nan=allow_nan, default=_plain).encode()
+        return json.dumps(value, allow_nan=False, default=_plain).encode()
     except TypeError as error:
         raise UsageError(
             f"{what} must be of JSON, dates, UUIDs and arrays, got {str(error)[:80]}; change it to one"
@@ -769,30 +709,40 @@ def _plain(value: Any) -> Any:
 _Item = TypeVar("_Item", str, bytes)
 
 
-def _batches(items: Sequence[_Item], most: int, most_bytes: float = math.inf) -> Iterator[Sequence[_Item]]:
+def _batches(items: Sequence[_Item], most: int, most_bytes: float = math.inf) -> list[Sequence[_Item]]:
     """Cut a list into what one request may hold."""
-    start = num_bytes = 0
-    for end, item in enumerate(items):
+    starts, num_bytes = [0], 0
+    for place, item in enumerate(items):
         size = len(item if isinstance(item, bytes) else item.encode(errors="replace"))
-        if end > start and (end - start == most or num_bytes + size > most_bytes):
-            yield items[start:end]
-            start, num_bytes = end, 0
+        if place > starts[-1] and (place - starts[-1] == most or num_bytes + size > most_bytes):
+            starts.append(place)
+            num_bytes = 0
         num_bytes += size
-    if items:
-        yield items[start:]
+    return [items[start:end] for start, end in pairwise([*starts, len(items)])] if items else []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Embedding:
+    embedding: np.ndarray
 
 
 _hints = cache(get_type_hints)
 
 
 def _read(kind: Any, answer: Any) -> Any:
-    """Read an answer as a record, and the records within it."""
+    """Read an answer as a record or a list of them, as its members in a dictionary, or in several ways."""
+    if isinstance(kind, tuple):
+        return tuple(_read(each, answer) for each in cast("tuple[Any, ...]", kind))
+    if isinstance(kind, dict):
+        return {name: _read(each, answer[name]) for name, each in cast("dict[str, Any]", kind).items()}
     if is_dataclass(kind) and isinstance(kind, type):
-        return kind(**{name: _read(hint, answer[name]) for name, hint in _hints(kind).items()})
-    if isinstance(answer, list):
-        made = [_read(get_args(kind)[0], each) for each in cast("list[Any]", answer)]
-        return made if get_args(kind)[0] is Hit else tuple(made)
+        return kind(**_read(_hints(kind), answer))
+    if kind is np.ndarray:
+        return np.frombuffer(base64.b64decode(answer, validate=True), "<f4")
     inner = [each for each in get_args(kind) if is_dataclass(each)]
+    if isinstance(answer, list):
+        made = [_read(inner[0], each) for each in cast("list[Any]", answer)] if inner else answer
+        return made if get_origin(kind) is list or inner == [Hit] else tuple(made)
     return _read(inner[0], answer) if inner and answer is not None else answer
 
 

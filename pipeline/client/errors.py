@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 from cairn.pipeline.errors import CairnError, TryAgainError, UsageError
 
@@ -45,24 +45,27 @@ class ApiError(CairnError):
     ``retry_after_seconds`` is what the server asks to wait, None where it does not say.
     """
 
-    def __init__(
-        self,
-        *,
-        status: int,
-        type: str,  # noqa: A002 - the name RFC 9457 gives it
-        title: str,
-        detail: str,
-        errors: tuple[FieldProblem, ...] = (),
-        retry_after_seconds: float | None = None,
-    ) -> None:
-        what = f"{title}: {detail}" if detail else title
-        super().__init__("; ".join([what, *(f"{field.pointer} {field.detail}" for field in errors)]))
+    def __init__(self, status: int, problem: Any = None, retry_after_seconds: float | None = None) -> None:
+        """Take the JSON body of a response, which may be anything."""
+        told = cast("dict[str, Any]", problem) if isinstance(problem, dict) else {}
+        fields = told.get("errors") if isinstance(told.get("errors"), list) else []
         self.status = status
-        self.type = type
-        self.title = title
-        self.detail = detail
-        self.errors = errors
+        self.type = str(told.get("type", BLANK_TYPE))
+        self.title = str(told.get("title", f"the server answered with status {status}"))
+        self.detail = str(told.get("detail", ""))
+        self.errors = tuple(
+            FieldProblem(pointer=str(each.get("pointer", "")), detail=str(each.get("detail", "")))
+            for each in cast("list[Any]", fields)
+            if isinstance(each, dict)
+        )
         self.retry_after_seconds = retry_after_seconds
+        self._answered = status, problem, retry_after_seconds
+        what = f"{self.title}: {self.detail}" if self.detail else self.title
+        super().__init__("; ".join([what, *(f"{each.pointer} {each.detail}" for each in self.errors)]))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        """Copy what was answered: another process may raise it again."""
+        return type(self), self._answered
 
 
 class InvalidRequestError(ApiError, UsageError):
@@ -108,18 +111,5 @@ _BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
 
 
 def api_error(status: int, problem: Any, retry_after_seconds: float | None = None) -> ApiError:
-    """Return the error of a response; ``problem`` is its JSON body, or None where it is no problem+json."""
-    known = cast("dict[str, Any]", problem) if isinstance(problem, dict) else {}
-    told = known.get("errors") if isinstance(known.get("errors"), list) else []
-    return _BY_STATUS.get(status, ServerFailedError)(
-        status=status,
-        type=str(known.get("type", BLANK_TYPE)),
-        title=str(known.get("title", f"the server answered with status {status}")),
-        detail=str(known.get("detail", "")),
-        errors=tuple(
-            FieldProblem(pointer=str(field.get("pointer", "")), detail=str(field.get("detail", "")))
-            for field in cast("list[Any]", told)
-            if isinstance(field, dict)
-        ),
-        retry_after_seconds=retry_after_seconds,
-    )
+    """Return the error of a response by its status; ``problem`` is its JSON body, None where it is none."""
+    return _BY_STATUS.get(status, ServerFailedError)(status, problem, retry_after_seconds)

@@ -115,8 +115,10 @@ def test_document_that_cannot_be_stored_names_its_fault(stones):
     assert read is not None
     with pytest.raises(errors.InvalidRequestError, match="Cairn's own name text"):
         stones.add([replace(read, metadata={"text": "another text"})])
-    with pytest.raises(UsageError, match="at least one"):
+    with pytest.raises(errors.InvalidRequestError, match="#/documents List should have at least 1 item"):
         stones.add([])
+    with pytest.raises(errors.InvalidRequestError, match="#/metadata Input should be an object"):
+        stones.update("stones/granite/0", 5)
 
 
 @pytest.mark.parametrize("documents", [{"id": "a", "text": "one"}, 5, None, "a", ["a"], [None]])
@@ -124,14 +126,12 @@ def test_documents_that_are_no_list_of_them_are_refused_before_anything_is_sent(
     nowhere = CairnClient("http://nowhere.invalid").collection("stones")
     with pytest.raises(UsageError, match="document"):
         nowhere.add(documents)
-    with pytest.raises(UsageError, match="metadata must be a mapping"):
-        nowhere.update("a", 5)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_python_takes_as_documents_is_taken(stones):
     own = uuid.uuid4()
     rows = [
-        {"id": None, "doc_id": 7, "text": "obsidian", "weight": float("nan"), "sizes": [1.5, float("nan")]},
+        {"id": None, "doc_id": 7, "text": "obsidian", "weight": float("nan"), "sizes": [1.5, 2]},
         {"id": own, "text": "jade", "made_by": own, "at": np.datetime64("2020-01-01T10:00", "ns")},
     ]
     report = stones.add(rows)
@@ -145,7 +145,7 @@ def test_what_python_takes_as_documents_is_taken(stones):
         ("opal", 2.5),
     ]
     assert read[0] is not None
-    assert read[0].metadata["sizes"] == [1.5, None]
+    assert read[0].metadata["sizes"] == [1.5, 2.0]
     assert read[1] is not None
     assert (read[1].metadata["made_by"], read[1].metadata["at"]) == (str(own), "2020-01-01T10:00:00")
     stones.delete(["7", str(own), "framed"])
@@ -192,8 +192,8 @@ def test_ingested_source_is_told_of_with_its_warnings_however_long_it_takes(
     [
         ({"id": "b", "text": None}, "at position 1"),
         *(
-            ({"id": "b", "text": "beryl", "price": price}, "column 'price' of document 'b' .* got -?inf")
-            for price in (float("inf"), [[1.0, np.float32("-inf")]], {"eur": float("inf")})
+            ({"id": "b", "text": "beryl", "price": price}, "column 'price' of document 'b' must be JSON")
+            for price in (float("inf"), [1, float("nan")], [[np.float32("-inf")]], {"eur": float("inf")})
         ),
         (
             {"id": "b", "text": "beryl", "in": reduce(lambda inner, _: [inner], range(3_000), 0)},
