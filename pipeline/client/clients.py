@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from decimal import Decimal
 from functools import cache, partial, wraps
 from itertools import chain, pairwise
 from typing import (
@@ -66,6 +67,7 @@ from cairn.pipeline.types import (
     ListedDocument,
     SearchResult,
     WriteReport,
+    is_filterable,
 )
 from cairn.pipeline.version import installed_version
 from jaxtyping import Float32
@@ -101,6 +103,7 @@ SEARCHABLE_SECONDS: Final = 3_600.0
 WRITE_FAILED: Final = "urn:problem-type:cairn:write-failed"
 _MISSING: Final = frozenset({"NaTType", "NAType"})
 """What frames have in the place of a value."""
+_OF_JSON: Final = frozenset({str, int, float, bool, type(None)})
 Wait = Literal["durable", "searchable"]
 """Until when a write waits: that it outlives a kill of the server, or that the next search sees it."""
 
@@ -540,14 +543,15 @@ class AsyncRemoteCollection(_Collection):
         So have the columns of a table or frame. Where one of a request cannot be stored, none of that request
         is; those of requests before it are.
         """
-        rows = [_document(document, place) for place, document in enumerate(_rows(documents))]
-        for doc_id, times in Counter(doc_id for doc_id, _ in rows).most_common(1):
+        given, types = _rows(documents)
+        rows = [_document(document, place) for place, document in enumerate(given)]
+        for doc_id, times in Counter(row["doc_id"] for row in rows).most_common(1):
             if times > 1:
-                raise UsageError(
-                    f"an id must come once, got {doc_id!r} {times:,} times; leave out all but one"
-                )
-        batches = _batches([row for _, row in rows], MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
-        bodies = [b'{"documents": [%b]}' % b", ".join(batch) for batch in batches or [[]]]
+                raise UsageError(f"an id must come once, got {doc_id!r} {times:,} times; leave out others")
+        types = {name: types[name] for name in types if rows and name in rows[0]["metadata"]}
+        head = b'{"types": %b, "documents": ' % _json(types or _written_types(rows))
+        batches = _batches([_document_json(row) for row in rows], MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
+        bodies = [b"%b[%b]}" % (head, b", ".join(batch)) for batch in batches or [[]]]
         return await self._write("POST", self._path("documents"), bodies, wait)
 
     async def update(
@@ -636,18 +640,48 @@ class RemoteCollection(_Collection):
     encode_documents = _waits(AsyncRemoteCollection.encode_documents)
 
 
-def _rows(documents: Any) -> list[Any]:
-    """Return what holds documents as a list of them: a list, or a table or frame that Arrow can read."""
-    if hasattr(documents, "__arrow_c_stream__") or hasattr(documents, "__arrow_c_array__"):
-        table = pa.table(documents)
-        return table.select([name for name in table.column_names if "__index_level" not in name]).to_pylist()
-    if not isinstance(documents, Iterable) or isinstance(documents, str | bytes | Mapping):
-        raise UsageError(f"documents must be a list of them, got {shown(documents)}")
-    return list(cast("Iterable[Any]", documents))
+def _rows(documents: Any) -> tuple[list[Any], dict[str, str]]:
+    """Return what holds documents as a list; of a table or frame, which Arrow can read, with its types."""
+    if not hasattr(documents, "__arrow_c_stream__") and not hasattr(documents, "__arrow_c_array__"):
+        if not isinstance(documents, Iterable) or isinstance(documents, str | bytes | Mapping):
+            raise UsageError(f"documents must be a list of them, got {shown(documents)}")
+        return list(cast("Iterable[Any]", documents)), {}
+    table, types = pa.table(documents), dict[str, str]()
+    table = table.select([name for name in table.column_names if "__index_level" not in name])
+    for place, column in enumerate(table.schema):
+        if (name := _type_name(column.type)) is not None:
+            types[column.name] = name
+        if pa.types.is_timestamp(column.type):  # Python has no nanoseconds
+            table = table.set_column(place, column.name, table[place].cast(pa.string()))
+    return table.to_pylist(), types
 
 
-def _document(given: Any, place: int) -> tuple[str, bytes]:
-    """Return a document's id and the document as the API takes it; NaN is no value, as in a frame."""
+def _type_name(kind: pa.DataType) -> str | None:
+    """Return what the server calls the type of a column, None of one that it does not keep."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    item = kind.value_type if is_list or pa.types.is_dictionary(kind) else kind
+    is_kept = pa.types.is_decimal(item) or (is_filterable(item) and not pa.types.is_nested(item))
+    return None if not is_kept else f"list[{item}]" if is_list else str(item)
+
+
+def _written_types(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the types of columns of dates, times or decimals, also in lists, which are texts in JSON."""
+    columns: dict[str, list[Any]] = {}
+    types: dict[str, str] = {}
+    for name, value in chain.from_iterable(row["metadata"].items() for row in rows):
+        columns.setdefault(name, []).append(value)
+    for name, values in columns.items():
+        if not {*map(type, values)} <= _OF_JSON:
+            with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
+                column = pa.array(values)
+                kind = _type_name(column.type) or ""
+                if re.match(r"(list\[)?(date|time|decimal)", kind) and column.to_pylist() == values:
+                    types[name] = kind  # values of several kinds become texts
+    return types
+
+
+def _document(given: Any, place: int) -> dict[str, Any]:
+    """Return a document as the API takes it; NaN is no value, as in a frame."""
     if isinstance(given, Document):
         doc_id, title, text, row = given.doc_id, given.title, given.text, given.metadata
     else:
@@ -663,19 +697,21 @@ def _document(given: Any, place: int) -> tuple[str, bytes]:
             f"a document must have an id, under the name id or doc_id, and a text, got {shown(given)} "
             f"at position {place}; give it both, or leave it out"
         )
-
     row = {name: None if _is_missing(value) else value for name, value in row.items()}
-    document = {"doc_id": doc_id, "title": None if _is_missing(title) else title, "text": text}
+    return {"doc_id": doc_id, "title": None if _is_missing(title) else title, "text": text, "metadata": row}
+
+
+def _document_json(document: Mapping[str, Any]) -> bytes:
     try:
-        return doc_id, _json({**document, "metadata": row})
+        return _json(document)
     except UsageError:
-        for name, value in row.items():
-            _json(value, f"column {name!r} of document {doc_id!r}")
+        for name, value in document["metadata"].items():
+            _json(value, f"column {name!r} of document {document['doc_id']!r}")
         raise
 
 
 def _is_missing(value: Any) -> bool:
-    is_nan = isinstance(value, float | np.floating) and bool(value != value)
+    is_nan = isinstance(value, float | Decimal | np.floating) and bool(value != value)
     return value is None or is_nan or type(value).__name__ in _MISSING
 
 
@@ -684,7 +720,7 @@ def _json(value: Any, what: str = "a request") -> bytes:
         return json.dumps(value, allow_nan=False, default=_plain).encode()
     except TypeError as error:
         raise UsageError(
-            f"{what} must be of JSON, dates, UUIDs and arrays, got {str(error)[:80]}; change it to one"
+            f"{what} must be of JSON, dates, decimals, UUIDs and arrays, got {str(error)[:80]}; convert it"
         ) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(
@@ -701,6 +737,8 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, uuid.UUID):
         return str(value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
     raise TypeError(f"a value of type {type(value).__name__}")

@@ -149,20 +149,28 @@ def _stored_scalar(arrow_type: pa.DataType) -> pa.DataType | None:
 
 
 def parse_type(name: str, text: str) -> pa.DataType:
-    """Return the type that a user gives a metadata column; one that is not stored is refused."""
+    """Return the type that a user gives a metadata column, as it is stored; any other is refused."""
     element = re.fullmatch(r"list\[(.+)\]", text)
     try:
-        found = pa.type_for_alias(text if element is None else element[1])
+        found = _named_type(text if element is None else element[1])
     except ValueError:
         found = pa.null()
-    is_known = not pa.types.is_null(found)
-    found = found if element is None else pa.list_(found)
-    if not is_known or found != stored_type(found):
+    stored = stored_type(found if element is None else pa.list_(found))
+    if stored is None or pa.types.is_null(found):
         raise UsageError(
             f"the type of column {name!r} must be one such as {', '.join(_TYPES)} or list[string], got "
             f"{shown(text)}"
         )
-    return found
+    return stored
+
+
+def _named_type(text: str) -> pa.DataType:
+    """Return the type that Arrow calls so; it finds none of decimals and zones by itself."""
+    if number := re.fullmatch(r"decimal[0-9]+\(([0-9]+), ?([0-9]+)\)", text):
+        precision, scale = map(int, number.groups())
+        return (pa.decimal128 if precision <= 38 else pa.decimal256)(precision, scale)
+    zoned = re.fullmatch(r"timestamp\[(s|ms|us|ns), ?tz=(.+)\]", text)
+    return pa.type_for_alias(text) if zoned is None else pa.timestamp(zoned[1], zoned[2])
 
 
 def plain_type(column: pa.Array) -> pa.DataType:
@@ -559,10 +567,6 @@ def unfit(name: str, target: pa.DataType, own: pa.DataType) -> str:
     else:
         both = joined(target, own)
         wider = str(pa.string() if both == target else both.value_type if is_list(both) else both)
-        try:
-            parse_type(name, wider)
-        except UsageError:  # of decimals and zones, which `cairn retype` does not take
-            wider = str(pa.string())
         wider = f"list[{wider}]" if is_list(both) else wider
         advice = f"; `cairn retype` to {wider} makes it fit"
     name_of_class = own[0].name if pa.types.is_struct(own) and len(own) else str(own)

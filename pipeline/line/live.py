@@ -65,6 +65,7 @@ from cairn.pipeline.line.written_rows import (
     kept_documents,
     last_rows,
     rows_of_file,
+    typed_documents,
 )
 from cairn.pipeline.types import BETWEEN_BATCHES, GIVEN_VECTORS
 
@@ -224,19 +225,25 @@ class LiveWriter:
         documents: Documents,
         stored: Stored,
         *,
+        types: Mapping[str, str] | None = None,
         if_match: Sequence[str] | None = None,
         key: str | None = None,
         source_file: str = SOURCE_NAME,
     ) -> Receipt:
         """Add documents, or replace those of the same ids; ``source_file`` is where they came from.
 
-        ``if_match`` has the hashes of which one must be the document's, or ``*`` for any; none if it must be
-        new. A table comes without a ``key``.
+        Values of JSON are read as the ``types`` of their columns. ``if_match`` has the hashes of which one
+        must be the document's, or ``*`` for any; none if it must be new. A table comes without a ``key``.
         """
-        asked = ["write", documents]
-        return self._accept(
-            asked, key, lambda: self._written(documents, stored, if_match, source_file=source_file)
-        )
+        asked = ["write", documents, *([types] if types else [])]
+
+        def write() -> _Content:
+            typed = documents
+            if types and not isinstance(documents, pa.Table):
+                typed = typed_documents(documents, types, self._known_fields(stored))
+            return self._written(typed, stored, if_match, source_file=source_file)
+
+        return self._accept(asked, key, write)
 
     def read_file(self, path: Path, stored: Stored) -> FileRows:
         """Read a file as an ingest of the collection would; nothing is written."""

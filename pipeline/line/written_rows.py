@@ -11,12 +11,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import learned_column
+from cairn.pipeline.corpus.columns import FAULT, batch_of, learned_column, parse_type
 from cairn.pipeline.corpus.formats import READABLE
 from cairn.pipeline.corpus.quarantine import place_in_file
 from cairn.pipeline.corpus.scan import Scan, read_checked, scan_sources
@@ -28,6 +29,7 @@ from cairn.pipeline.types import GIVEN_VECTORS, RESERVED_COLUMNS, staged_schema
 
 SOURCE_NAME: Final = "http"
 """What documents that came by themselves have as their source file; those of a file have its name."""
+_OWN: Final = ("doc_id", "title", "text")
 OURS: Final = ("content_sha256", "source_file", GIVEN_VECTORS)
 """Columns of staged rows that documents do not bring."""
 HIDDEN_IDS: Final = (".", "..")
@@ -93,6 +95,28 @@ def changed_row(row: pa.Table, changes: Mapping[str, Any], fields: Sequence[pa.F
     return with_values(row, changes, fields)
 
 
+def typed_documents(
+    documents: Sequence[Row], types: Mapping[str, str], fields: Sequence[pa.Field[Any]]
+) -> pa.Table:
+    """Return documents of JSON as a table whose columns have these types, the others those of their values.
+
+    Raises :class:`DocumentsRefusedError` where a value does not fit its type.
+    """
+    rows = [{**dict.fromkeys(types), **each["metadata"]} for each in documents]
+    _require_columns([{**each, "metadata": row} for each, row in zip(documents, rows, strict=True)], fields)
+    batch = batch_of(rows, {name: parse_type(name, text) for name, text in types.items()}, ())
+    told = [(place, fault) for place, fault in enumerate(batch.column(FAULT).to_pylist()) if fault]
+    if told:  # none of them is of a column that `cairn retype` could change
+        raise _refused([(place, fault.partition(" ")[2].partition("; ")[0]) for place, fault in told])
+    own = {name: pa.array([each[name] for each in documents], pa.string()) for name in _OWN}
+    columns = [(pa.field(name, column.type), column) for name, column in own.items()]
+    columns += [(batch.schema.field(name), batch.column(name)) for name in types]
+    for name in [each for each in dict.fromkeys(chain.from_iterable(rows)) if each not in types]:
+        field, column, _ = learned_column(name, [row.get(name) for row in rows])
+        columns += [] if pa.types.is_null(field.type) and not field.metadata else [(field, column)]
+    return pa.table([column for _, column in columns], pa.schema([field for field, _ in columns]))
+
+
 def kept_documents(documents: Documents) -> Sequence[Row] | str:
     """Return documents as JSON keeps them: a table as a stream of Arrow in base64."""
     if isinstance(documents, Sequence):
@@ -122,8 +146,7 @@ def checked_rows(
         table = documents
     else:
         _require_columns(documents, fields)
-        own = ("doc_id", "title", "text")
-        table = [{name: each[name] for name in own} | dict(each["metadata"]) for each in documents]
+        table = [{name: each[name] for name in _OWN} | dict(each["metadata"]) for each in documents]
     scan = scan_sources([TableSource(table=table, name=source_file)], corpus, None, fields)
     faults: list[tuple[int, str]] = []
     batches = list(read_checked(scan, corpus))

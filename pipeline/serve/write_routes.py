@@ -79,6 +79,11 @@ class NewDocuments(Request):
     """Documents to add or replace."""
 
     documents: Annotated[list[NewDocument], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+    types: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description="Columns with the types that their values are read as, in Arrow's words, such as "
+        "`date32[day]`, `timestamp[us, tz=UTC]`, `decimal128(10, 2)` or `list[int8]`.",
+    )
 
 
 class Changes(Request):
@@ -306,7 +311,7 @@ async def write_documents(
         raise Kind.INVALID_REQUEST("one of If-Match and If-None-Match goes with one document")
     rows = [document.model_dump() for document in request.documents]
     return await asked.answered(
-        lambda writer, stored: writer.write(rows, stored, if_match=wanted, key=asked.key)
+        lambda writer, stored: writer.write(rows, stored, types=request.types, if_match=wanted, key=asked.key)
     )
 
 
