@@ -30,8 +30,8 @@ Machine = Callable[[str], CollectionLayout]
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have requests time out in half the time that a stalled answer takes, instead of half a minute."""
-    monkeypatch.setattr("cairn.pipeline.index.object_folder.REQUEST_SECONDS", 1.0)
-    monkeypatch.setattr("cairn.pipeline.index.object_folder.PIECE_SECONDS", 1.0)
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.REQUEST_SECONDS", 3.0)
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.PIECE_SECONDS", 3.0)
 
 
 REQUESTS = [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones"), ("PUT", "/LEASE")]
@@ -55,7 +55,7 @@ def test_store_that_refuses_or_loses_replies_or_answers_too_late_publishes_once(
     stones.publish_documents(machine("a"), stones.document_ids(5))
     if fault == "stall":
         request.getfixturevalue("impatient")
-    object_store.fault(method, path, fault, times=1 if fault == "stall" else 2)
+    object_store.fault(method, path, fault, times=1 if fault == "stall" else 2, seconds=6.0)
     stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
     object_store.request("PUT", "/-/faults", b"[]")
     reader = machine("b")

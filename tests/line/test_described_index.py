@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,22 +146,24 @@ def test_chunks_without_a_line_are_counted_and_named(embedding_server, ingest, c
 
 
 @pytest.mark.parametrize(
-    ("seconds", "reason"),
-    [(None, None), (0.4, "must answer in 0 s"), (0.0, "must take requests, got status 503")],
+    ("fault", "reason"),
+    [(None, None), ("late", "must answer in 0 s"), ("busy", "must take requests, got status 503")],
 )
 def test_dry_run_tells_lines_tokens_and_time_where_the_server_answers_and_sends_no_text(
-    embedding_server, ingest, capsys, monkeypatch, seconds, reason
+    embedding_server, ingest, capsys, monkeypatch, fault, reason
 ):
-    def late(question: str):
-        if seconds and "harbour bearing" in question:
-            time.sleep(seconds)
-        return "A line." if seconds else (503, {}, b"")
+    is_over = threading.Event()
 
-    if reason is not None:
-        total = 0.2 if seconds else 60.0
+    def faulty(_: str) -> tuple[int, dict[str, str], bytes]:
+        assert fault == "busy" or is_over.wait(300.0)
+        return 503, {}, b""
+
+    if fault is not None:
+        total = 0.2 if fault == "late" else 60.0
         monkeypatch.setattr(endpoint_requests, "QUERY", Patience(retry_seconds=0.2, total_seconds=total))
-        embedding_server.answer = late
+        embedding_server.answer = faulty
     assert ingest("--dry-run", "--json", "--model", embedding_server.model) == 0
+    is_over.set()
     plan = json.loads(capsys.readouterr().out)
     assert plan["estimated_lines"] >= 12
     assert plan["estimated_line_tokens"] > 100 * plan["estimated_lines"]

@@ -13,6 +13,8 @@ from cairn.jobs.ray_cluster.pool import WorkerPool
 from cairn.jobs.ray_cluster.runtime import RayConnection
 from cairn.pipeline.errors import ClusterError, ConfigError
 
+from tests.served_stones import wait_until
+
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
 
@@ -176,7 +178,8 @@ def test_workers_that_give_different_answers_to_a_step_are_refused(make_pool: An
         squares(pool, 20)
 
 
-def test_cluster_without_room_for_a_worker_is_told_so(make_pool: Any) -> None:
+def test_cluster_without_room_for_a_worker_is_told_so(ray: Any, make_pool: Any) -> None:
+    wait_until(lambda: ray.cluster_resources()["CPU"] == 2)  # a lost machine is noticed after seconds
     with pytest.raises(
         ClusterError,
         match=r"1 worker\(s\) within 1 seconds, got 0; each asks for 64 CPUs and 0 GPUs, and of 2 CPUs",
