@@ -40,6 +40,18 @@ def put(path: Path, kind: str) -> None:
         path.symlink_to(targets[kind])
 
 
+def flip(path: Path, place: int = -1, bits: int = 1) -> None:
+    """Flip the lowest bit of a byte of a file, or others of its bits."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= bits
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    """Leave the first third of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+
+
 def flipped_bits(content: bytes) -> Iterator[bytes]:
     """Yield a content once for each of its bits, with that bit flipped."""
     for position in range(len(content)):

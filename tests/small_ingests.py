@@ -61,6 +61,15 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     return str(path)
 
 
+def write_texts(
+    path: str | Path, texts: Sequence[str | None], prefix: str = "d", first: int = 0, **columns: Any
+) -> str:
+    """Write texts as a source, their ids numbered; ``columns`` are further ones."""
+    ids = [f"{prefix}{number}" for number in range(first, first + len(texts))]
+    pq.write_table(pa.table({"id": ids, "text": pa.array(texts, pa.string()), **columns}), path)
+    return str(path)
+
+
 def ingest_rows(
     rows: Sequence[Mapping[str, Any]], root: Path, config: IngestConfig, name: str = "c"
 ) -> IngestReport:

@@ -23,7 +23,7 @@ from cairn.pipeline.search import searcher
 from cairn.pipeline.search.ranking import PreparedSearch, rank_queries
 from cairn.pipeline.search.searcher import Searcher
 
-from tests.damages import KINDS, in_turn, put
+from tests.damages import KINDS, cut, flip, in_turn, put
 from tests.faults.test_damage_matrix import NEW, OLD, RIGHT, path_of, right_texts, texts, whole
 from tests.index import stones
 from tests.nightly.forks import forked
@@ -50,10 +50,6 @@ def replace_by_random_bytes(path: Path) -> None:
     content = random.Random(path.name).randbytes(path.stat().st_size)
     path.unlink()
     path.write_bytes(content)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
 
 
 def copy_of(layout: CollectionLayout, kind: str) -> Path:
@@ -252,9 +248,7 @@ def test_newest_rows_damaged_while_they_are_served_leave_the_generation_before_a
     if harm == "cut":
         os.truncate(path, 100)
     elif harm == "flipped":
-        content = bytearray(path.read_bytes())
-        content[len(content) // 3] ^= 1
-        path.write_bytes(content)
+        flip(path, path.stat().st_size // 3)
     else:
         path.rename(path.with_suffix(".gone" if harm == "renamed" else ".tmp"))
         path.with_suffix(".tmp").unlink(missing_ok=True)
@@ -492,8 +486,9 @@ def test_fifo_in_place_of_rows_is_waited_for_by_no_writer(layout: CollectionLayo
 def test_lock_of_another_kind_is_found_and_replaced(layout: CollectionLayout, kind: str) -> None:
     put(layout.lock_path, kind)
     assert [problem.file for problem in verify_collection(layout)] == [".lock"]
-    with pytest.raises(StorageError, match="opening the lock of collection"):
+    with pytest.raises(StorageError, match="opening the lock of collection 'stones' failed") as caught:
         delete_documents(layout, ["d4"])
+    assert caught.value.exit_code == 1
     saved(layout, 2)
     assert delete_documents(layout, ["d4"]).generation == 3
 

@@ -18,6 +18,7 @@ from cairn.pipeline.index.maintenance import compact_collection, delete_document
 from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.verify import verify_collection
 
+from tests.damages import cut, flip
 from tests.index import stones
 
 OLD = stones.document_ids(20)
@@ -75,34 +76,18 @@ def replace_by_older_copy(layout: CollectionLayout, kind: str) -> None:
     shutil.copyfile(older, path_of(layout, kind))
 
 
-def flip(layout: CollectionLayout, kind: str, bit: int) -> None:
+def flip_a_random_bit(layout: CollectionLayout, kind: str) -> None:
     path = path_of(layout, kind)
-    content = bytearray(path.read_bytes())
-    content[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(bytes(content))
-
-
-def random_bit(layout: CollectionLayout, kind: str) -> None:
-    flip(layout, kind, random.Random(kind).randrange(8 * path_of(layout, kind).stat().st_size))
-
-
-def empty(layout: CollectionLayout, kind: str) -> None:
-    path_of(layout, kind).write_bytes(b"")
-
-
-def cut(layout: CollectionLayout, kind: str) -> None:
-    path = path_of(layout, kind)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+    place, bit = divmod(random.Random(kind).randrange(8 * path.stat().st_size), 8)
+    flip(path, place, 1 << bit)
 
 
 DAMAGES: dict[str, Callable[[CollectionLayout, str], None]] = {
     "deleted": lambda layout, kind: path_of(layout, kind).unlink(),
-    "emptied": empty,
-    "cut": cut,
-    "last byte flipped": lambda layout, kind: flip(
-        layout, kind, 8 * path_of(layout, kind).stat().st_size - 1
-    ),
-    "random bit flipped": random_bit,
+    "emptied": lambda layout, kind: path_of(layout, kind).write_bytes(b""),
+    "cut": lambda layout, kind: cut(path_of(layout, kind)),
+    "last byte flipped": lambda layout, kind: flip(path_of(layout, kind), bits=0x80),
+    "random bit flipped": flip_a_random_bit,
     "replaced by an older copy": replace_by_older_copy,
 }
 

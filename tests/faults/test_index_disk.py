@@ -150,16 +150,6 @@ def test_files_that_may_not_grow_give_one_sentence_and_leave_the_old_generation(
     assert_unchanged_and_converges(published)
 
 
-def test_folder_that_cannot_be_written_gives_one_sentence(published: CollectionLayout) -> None:
-    published.lock_path.unlink()
-    published.lock_path.mkdir()  # refused to every user, root included, as a read-only folder is to most
-    with pytest.raises(CairnError, match="opening the lock of collection 'stones' failed") as caught:
-        stones.publish_change(published, "n")
-    assert caught.value.exit_code == 1
-    published.lock_path.rmdir()
-    assert_unchanged_and_converges(published)
-
-
 INGEST_FREE_KIB = (8, 32, 64, 96, 128, 160, 192, 256)
 """From no room for the ledger to almost enough for everything.
 

@@ -16,6 +16,7 @@ from cairn.pipeline.index.names import CHUNKS, DOCUMENTS, TABLES
 from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.index.rows import MAX_PLACED_DOCUMENTS, FindDocuments, LanceTables, Rows, Versions
 
+from tests.damages import flip
 from tests.index import stones
 
 
@@ -72,17 +73,6 @@ def test_commit_of_vectors_that_are_no_numbers_or_without_a_column_is_refused(
         rows = rows.set_column(index, rows.schema.field(index), broken)
     with pytest.raises(IntegrityError, match=said):
         tables.commit(documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]), expected_documents=2)
-
-
-def test_forced_compaction_keeps_rows_and_order(tables: LanceTables) -> None:
-    for generation in (1, 2, 3):
-        commit(tables, stones.document_ids(6, f"g{generation}-"))
-    deleted = stones.document_ids(6, "g2-")[:3]
-    versions = tables.commit(deleted_ids=deleted)
-    before = {name: scan_ids(tables, name, versions) for name in (DOCUMENTS, CHUNKS)}
-    tables.compact(force=True)
-    versions = tables.versions()
-    assert {name: scan_ids(tables, name, versions) for name in (DOCUMENTS, CHUNKS)} == before
 
 
 @pytest.mark.parametrize(
@@ -262,8 +252,5 @@ def test_documents_of_a_damaged_position_file_are_not_found(
 ) -> None:
     find = find_in(layout)
     assert list(find(segments[:2])) == segments[:2]
-    path = next(layout.generations_folder.glob("*4/documents.arrow"))
-    content = bytearray(path.read_bytes())
-    content[-40] ^= 1
-    path.write_bytes(content)
+    flip(next(layout.generations_folder.glob("*4/documents.arrow")), -40)
     assert find(segments[:2]) == {}

@@ -26,7 +26,7 @@ from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.manifest import MANIFEST_NAME
 
-from tests.damages import flipped_bits, put
+from tests.damages import flip, flipped_bits, put
 from tests.index import stones
 
 
@@ -206,9 +206,7 @@ def test_flipped_character_of_current_costs_nothing_and_is_repaired(
 ) -> None:
     for _ in range(published_changes):
         stones.publish_change(published, "n")
-    content = bytearray(published.current_path.read_bytes())
-    content[place] ^= 1  # another digit
-    published.current_path.write_bytes(content)
+    flip(published.current_path, place)  # another digit
     assert open_latest_intact_generation(published).number == 1 + published_changes
     assert [problem.file for problem in verify_collection(published)] == ["CURRENT"]
     assert repair_collection(published).lost == ()

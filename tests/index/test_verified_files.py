@@ -15,6 +15,8 @@ from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
 
+from tests.damages import flip
+
 CONTENT = bytes(range(256)) * (SMALLEST // 256)
 HASH = sha256(CONTENT).hexdigest()
 OLD = time.time() - 60
@@ -136,9 +138,8 @@ def test_second_opening_of_a_collection_hashes_no_large_file_and_verify_hashes_a
 
 def flip_unseen(path: Path) -> None:
     """Change a bit and nothing else, as a disk does."""
-    found, content = path.stat(), bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    found = path.stat()
+    flip(path, found.st_size // 2)
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from cairn.pipeline.collection import open_collection
@@ -64,9 +62,7 @@ def settings(folder: Path, **encoder: Any) -> IngestConfig:
 
 
 def source(tmp_path: Path, texts: list[str] = TEXTS) -> list[str]:
-    rows = {"id": [f"d{number}" for number in range(len(texts))], "text": texts}
-    pq.write_table(pa.table(rows), tmp_path / "corpus.parquet")
-    return [str(tmp_path / "corpus.parquet")]
+    return [small_ingests.write_texts(tmp_path / "corpus.parquet", texts)]
 
 
 def stored_context(root: Path) -> ContextSet:
@@ -165,16 +161,9 @@ def test_context_that_does_not_fit_is_refused_for_documents_and_queries(
 
 def test_fingerprint_of_an_encoder_covers_the_order_of_its_context(folder: Path) -> None:
     context = context_set(6)
-    turned = ContextSet(
-        doc_ids=context.doc_ids[::-1],
-        content_sha256s=context.content_sha256s,
-        cluster_ids_C=context.cluster_ids_C,
-        embeddings_CD=np.ascontiguousarray(context.embeddings_CD[::-1]),
-        first_stage_fingerprint="first",
-    )
+    embeddings_CD = np.ascontiguousarray(context.embeddings_CD[::-1])
+    turned = replace(context, doc_ids=context.doc_ids[::-1], embeddings_CD=embeddings_CD)
     config = settings(folder).encoder
     backbone = load_backbone(config)
-    assert (
-        DocumentEncoder(config, context, backbone).fingerprint
-        != DocumentEncoder(config, turned, backbone).fingerprint
-    )
+    one, other = (DocumentEncoder(config, each, backbone).fingerprint for each in (context, turned))
+    assert one != other

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
 from cairn.pipeline.collection import open_collection
@@ -23,25 +21,18 @@ from cairn.pipeline.line.pending import work_key
 from cairn.pipeline.line.recontextualise import recontextualise
 
 from tests.embedding_server import EmbeddingServer
+from tests.small_ingests import write_texts
 
 KEY = "secret-key-of-the-describer"
 TEXTS = [f"stone {number} lies on the old mountain path beside the river" for number in range(12)]
 
 
 @pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_MODEL"):
-        monkeypatch.delenv(name, raising=False)
+def surroundings(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DESCRIBE_KEY_VARIABLE, KEY)
     monkeypatch.setattr(endpoint_requests, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(describe, "INGEST", Patience(retry_seconds=0.3, total_seconds=60.0))
-    write(TEXTS)
-
-
-def write(texts: list[str], **more: list[int]) -> None:
-    ids = [f"d{k}" for k in range(len(texts))]
-    pq.write_table(pa.table({"id": ids, "text": texts, **more}), "corpus.parquet")
+    write_texts("corpus.parquet", TEXTS)
 
 
 @pytest.fixture
@@ -88,7 +79,7 @@ def test_update_asks_for_the_chunks_of_what_changed_and_a_new_context_or_partiti
     embedding_server.questions.clear()
     assert ingest() == 0
     assert not embedding_server.questions
-    write([*TEXTS[:-1], "another stone 77 was laid in spring"])
+    write_texts("corpus.parquet", [*TEXTS[:-1], "another stone 77 was laid in spring"])
     assert ingest() == 0
     assert answered(embedding_server)
     assert all("another stone 77" in question for question in answered(embedding_server))
@@ -116,7 +107,7 @@ def test_run_that_stopped_pays_for_no_line_twice(embedding_server, ingest, capsy
     if change == "address":
         options = ["--describe", embedding_server.host.replace("127.0.0.1", "localhost") + "/v1"]
     elif change == "columns":
-        write(TEXTS, year=list(range(len(TEXTS))))
+        write_texts("corpus.parquet", TEXTS, year=list(range(len(TEXTS))))
     elif change == "settings":
         options = ["--context-documents", "4"]
     assert ingest(*options) == 0
@@ -178,7 +169,7 @@ def test_lines_stay_with_a_collection_wherever_they_are_written(embedding_server
     second = EmbeddingServer()
     second.answer = embedding_server.answer
     try:
-        write([*TEXTS, "a new stone 99"])
+        write_texts("corpus.parquet", [*TEXTS, "a new stone 99"])
         assert ingest("--describe", f"{second.host}/v1") == 0
         assert any("stone 99" in question for question in second.questions)
     finally:

@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
 from cairn.pipeline.collection import load_query_encoder, open_collection
@@ -32,26 +30,20 @@ from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
 from tests.embedding_server import EmbeddingServer, vector_of
+from tests.small_ingests import write_texts
 
 TEXTS = [f"stone {number} on the old mountain path" for number in range(80)]
 KEY = "secret-key-of-the-endpoint"
 
 
 @pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_MODEL"):
-        monkeypatch.delenv(name, raising=False)
+def surroundings(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     monkeypatch.setattr(endpoint_requests, "FIRST_PAUSE_SECONDS", 0.01)
     patience = Patience(retry_seconds=0.3, total_seconds=60.0)
     for place, name in ((endpoint, "INGEST"), (endpoint, "QUERY"), (live_engine, "WRITE")):
         monkeypatch.setattr(place, name, patience)
-    _write(TEXTS)
-
-
-def _write(texts: list[str]) -> None:
-    pq.write_table(pa.table({"id": [f"d{k}" for k in range(len(texts))], "text": texts}), "corpus.parquet")
+    write_texts("corpus.parquet", TEXTS)
 
 
 def _ingest(server: EmbeddingServer, *options: str, is_quiet: bool = True) -> int:
@@ -71,7 +63,7 @@ def test_tokens_of_an_endpoints_chunks_are_read_here(
     assert not embedding_server.embedded.keys() & set(TEXTS)
     assert _ingest(embedding_server, "--token-bytes", "8") == 0
     assert f"only {DEFAULT_MODEL}, which knows English, gives token vectors" in capsys.readouterr().err
-    _write([*TEXTS, "an old stone river " * 60])
+    write_texts("corpus.parquet", [*TEXTS, "an old stone river " * 60])
     assert _ingest(embedding_server) == 0
     assert _counts(embedding_server) == [1]
     opened = open_collection("c")
@@ -89,13 +81,10 @@ def test_tokens_of_an_endpoints_chunks_are_read_here(
     own = stored.chunks.read(np.array([chunk])).codes
     assert len(own) > 30
     np.testing.assert_array_equal(own, reader.encode([text]).chunk_tokens.rows[:, :-1])
+    settings = {"encoder": {"model": embedding_server.model, "token_bytes": 0}}
+    config = resolve_ingest_config(settings, None)
     with pytest.raises(FingerprintMismatchError, match=r"token_bytes is 8, got 0"):
-        _refused(embedding_server)
-
-
-def _refused(server: EmbeddingServer) -> None:
-    settings = {"encoder": {"model": server.model, "token_bytes": 0}}
-    build_index(["corpus.parquet"], "cairn-data", "c", resolve_ingest_config(settings, None))
+        build_index(["corpus.parquet"], "cairn-data", "c", config)
 
 
 def test_ingest_and_search_by_an_endpoint(embedding_server, capsys):
@@ -170,7 +159,7 @@ def test_run_that_is_ended_waits_for_no_server_and_asks_for_no_answer_twice(embe
 
     def hang(*_) -> None:
         is_asked.set()
-        is_over.wait(300.0)
+        is_over.wait(600.0)
 
     def batches(texts: list[str], _: list[np.ndarray]) -> None:
         if set(texts) & set(TEXTS) and any(embedding_server.embedded[text] for text in TEXTS):
@@ -181,7 +170,7 @@ def test_run_that_is_ended_waits_for_no_server_and_asks_for_no_answer_twice(embe
     command += ["--quiet", "--model", embedding_server.model, "--endpoint-requests", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert is_asked.wait(120.0)
+            assert is_asked.wait(300.0)
             started = time.monotonic()
             for number in signals:
                 process.send_signal(number)
@@ -204,7 +193,7 @@ def test_changed_model_behind_the_name_mixes_nothing_and_a_moved_one_goes_on(emb
     assert _ingest(embedding_server) == 0
     encoder = load_query_encoder(open_collection("c")._searcher().generation)
     embedding_server.seed = "model-b"
-    _write([*TEXTS, "a new river"])
+    write_texts("corpus.parquet", [*TEXTS, "a new river"])
     assert _ingest(embedding_server) == 2
     assert "the model behind the name has changed" in capsys.readouterr().err
     with pytest.raises(FingerprintMismatchError):
@@ -273,8 +262,7 @@ def test_write_waits_for_its_endpoint_and_readyz_says_so(embedding_server):
 
 def test_endpoint_that_made_the_vectors_encodes_queries_alone(embedding_server):
     vectors = [vector_of(text, embedding_server.seed, embedding_server.width).tolist() for text in TEXTS]
-    ids = [f"d{number}" for number in range(len(TEXTS))]
-    pq.write_table(pa.table({"id": ids, "text": TEXTS, "own": vectors}), "corpus.parquet")
+    write_texts("corpus.parquet", TEXTS, own=vectors)
     assert _ingest(embedding_server, "--vector-column", "own") == 0
     assert set(embedding_server.embedded) <= {*PROBES}
     answer = open_collection("c").search(TEXTS[7], hybrid=False)

@@ -198,16 +198,12 @@ def test_a_collection_never_holds_given_and_encoded_vectors(root: Path, config: 
     assert given.add([wide, *_rows([0])]).quarantine_reasons == {"unfit_vector": 1}
     with pytest.raises(FingerprintMismatchError, match="no --vector-column"):
         given.add([{"id": "a", "text": "a"}], vector_column=None)
+    stored, source = given.status()["settings"], TableSource(table=pa.Table.from_pylist(_rows()))
+    encoded_by = resolve_ingest_config({"encoder": {"model": "all-MiniLM-L6-v2"}}, stored)
     with pytest.raises(ConfigError, match="name that model, or none"):
-        _ingest_as(given, model="all-MiniLM-L6-v2")
-    own = resolve_ingest_config({}, given.status()["settings"])
+        build_index([source], root, "given", encoded_by)
     with pytest.raises(ConfigError, match="bring their vectors"):
-        recontextualise(root, "given", own)
-
-
-def _ingest_as(notes: cairn.Collection, model: str) -> None:
-    own = resolve_ingest_config({"encoder": {"model": model}}, notes.status()["settings"])
-    build_index([TableSource(table=pa.Table.from_pylist(_rows()))], notes.layout.root, notes.name, own)
+        recontextualise(root, "given", resolve_ingest_config({}, stored))
 
 
 def test_texts_are_encoded_by_the_model_that_made_the_vectors(

@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
 from cairn.pipeline.collection import open_collection
@@ -17,14 +15,9 @@ from cairn.pipeline.index.layout import CollectionLayout, read_manifest
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.recontextualise import recontextualise
 
+from tests.small_ingests import write_texts
+
 TEXTS = [f"the old cat walks the path number {number}" for number in range(6)]
-
-
-def write(path: Path, texts: list[str | None], first: int = 0) -> str:
-    ids = [f"doc-{first + number}" for number in range(len(texts))]
-    path.parent.mkdir(exist_ok=True)
-    pq.write_table(pa.table({"id": ids, "text": pa.array(texts, pa.string())}), path)
-    return str(path)
 
 
 def lineage(root: Path, doc_id: str) -> Any:
@@ -35,8 +28,9 @@ def lineage(root: Path, doc_id: str) -> Any:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    write(tmp_path / "corpus" / "a.parquet", [None, *TEXTS[:2]])
-    write(tmp_path / "corpus" / "b.parquet", [*TEXTS[2:]], first=3)
+    (tmp_path / "corpus").mkdir()
+    write_texts(tmp_path / "corpus" / "a.parquet", [None, *TEXTS[:2]], "doc-")
+    write_texts(tmp_path / "corpus" / "b.parquet", TEXTS[2:], "doc-", first=3)
     return tmp_path / "corpus"
 
 
@@ -74,7 +68,7 @@ def test_lineage_after_a_change_is_of_the_run_that_read_it(
 ) -> None:
     build_index([str(corpus)], root, "c", config)
     before = lineage(root, "doc-4").run
-    write(corpus / "b.parquet", [TEXTS[2], TEXTS[3], "the mat marks the way"], first=3)
+    write_texts(corpus / "b.parquet", [*TEXTS[2:4], "the mat marks the way"], "doc-", first=3)
     build_index([str(corpus)], root, "c", config)
     changed, unchanged = lineage(root, "doc-5"), lineage(root, "doc-4")
 

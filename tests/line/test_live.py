@@ -27,6 +27,8 @@ from cairn.pipeline.line.write_log import WriteLog
 from cairn.pipeline.model.document_encoder import run_in_batches
 from cairn.pipeline.serve.writers import ServedDocuments
 
+from tests.damages import flip
+
 
 def opened(layout: CollectionLayout) -> LiveWriter:
     return LiveWriter(layout, backbone=lambda: None, take_up=lambda _: None)
@@ -180,9 +182,8 @@ def test_flipped_bit_costs_no_record_before_it(tmp_path: Path) -> None:
     log = WriteLog(tmp_path / "writes.log")
     starts = [log.append({"number": number}) for number in range(3)]
     log.close()
-    content = bytearray((tmp_path / "writes.log").read_bytes())
-    content[starts[2] + 9] ^= 1
-    (tmp_path / "writes.log").write_bytes(content)
+    flip(tmp_path / "writes.log", starts[2] + 9)
+    content = (tmp_path / "writes.log").read_bytes()
     assert records(tmp_path / "writes.log") == [0, 1]
     assert (tmp_path / "writes.log.cut").read_bytes() == content[starts[2] :]
 

@@ -28,7 +28,7 @@ from cairn.pipeline.line.compatibility import stored_settings
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.numpy import load_file, save_file
 
-from tests.small_ingests import settings
+from tests.small_ingests import settings, write_texts
 
 TEXTS = {
     "a": "the cat sat on the mat.",
@@ -47,11 +47,8 @@ def folder(tiny_model_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_MODEL"):
-        monkeypatch.delenv(name, raising=False)
-    path = tmp_path / "corpus.parquet"
+def corpus(own_folder: Path) -> Path:
+    path = own_folder / "corpus.parquet"
     pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), path)
     return path
 
@@ -121,9 +118,7 @@ def _encoder() -> dict[str, Any]:
 
 def _scale_weights(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
-    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"] * np.float32(
-        1.01
-    )
+    weights["embeddings.word_embeddings.weight"] *= np.float32(1.01)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -201,28 +196,16 @@ def test_ingest_of_a_folder_without_a_module_names_its_place(
     )
 
 
-FEW_TEXTS = [
-    f"{' '.join(words)}."
-    for words in (("stone", "path", "hill"), ("river", "marks"), ("snow", "wind", "trail", "map"), ("lake",))
-]
-
-
-def write_corpus(path: Path, count: int) -> str:
-    pq.write_table(
-        pa.table({"id": [f"doc-{number}" for number in range(count)], "text": FEW_TEXTS[:count]}), path
-    )
-    return str(path)
-
-
 def test_collection_built_on_openvino_goes_on_with_torch_and_is_searched_without_it(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    texts = ["stone path hill.", "river marks.", "snow wind trail map.", "lake."]
     config = settings(tiny_model_folder, context_documents=2)
     compiled = replace(config, encoder=replace(config.encoder, backend="openvino", precision="int8"))
-    build_index([write_corpus(tmp_path / "corpus.parquet", 3)], tmp_path, "c", compiled)
-    source = write_corpus(tmp_path / "corpus.parquet", 4)
+    build_index([write_texts(tmp_path / "corpus.parquet", texts[:3])], tmp_path, "c", compiled)
+    source = write_texts(tmp_path / "corpus.parquet", texts)
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(ConfigError, match="must have the package openvino"):
         build_index([source], tmp_path, "c", compiled)
     assert build_index([source], tmp_path, "c", config).encoded == 1
-    assert open_collection("c", root=tmp_path).search(FEW_TEXTS[1], hybrid=False).hits[0].doc_id == "doc-1"
+    assert open_collection("c", root=tmp_path).search(texts[1], hybrid=False).hits[0].doc_id == "d1"

@@ -37,7 +37,7 @@ from cairn.pipeline.manifest import PartitionRecord
 from cairn.pipeline.search.contents import read_document
 from cairn.pipeline.search.searcher import Searcher, Served
 
-from tests.damages import put
+from tests.damages import flip, put
 from tests.small_ingests import document, ingest_rows, stopped_at, write_rows
 
 PARTITIONS = 3
@@ -447,10 +447,7 @@ def lose_the_context(layout: CollectionLayout) -> None:
 
 def flip_a_bit(layout: CollectionLayout) -> None:
     """Damage an index of a partition."""
-    file = next(layout.partitions_folder.glob("*/generations/*/*chunks.faiss"))
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip(next(layout.partitions_folder.glob("*/generations/*/*chunks.faiss")))
 
 
 def lose_generations(layout: CollectionLayout) -> None:

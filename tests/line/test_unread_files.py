@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus import file_identity, ledger
@@ -25,7 +23,7 @@ from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.line.recontextualise import recontextualise
 from cairn.pipeline.types import IngestReport
 
-from tests.small_ingests import stopped_at
+from tests.small_ingests import stopped_at, write_texts
 from tests.stored_collections import stored
 
 NAMES = ("a", "b", "c")
@@ -38,10 +36,7 @@ def trust_fresh_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(folder: Path, name: str, texts: Sequence[str]) -> None:
     folder.mkdir(exist_ok=True)
-    ids = [f"{name}{number}" for number in range(len(texts))]
-    pq.write_table(
-        pa.table({"id": ids, "text": texts, "year": [2000] * len(texts)}), folder / f"{name}.parquet"
-    )
+    write_texts(folder / f"{name}.parquet", texts, name, year=[2000] * len(texts))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.nightly import damage, hostile, operations, writes
-from tests.nightly.campaign import Tally, commit, run_campaigns, run_episode, write_summary
+from tests.nightly.campaign import Tally, commit, run_campaigns, run_episode
 
 CAMPAIGNS = {
     "operations": operations.episode,
@@ -49,7 +49,7 @@ def main() -> int:
         parser.error("--hours or --minutes must be more than 0")
     say(f"commit={commit()} first_seed={given.first_seed} seconds={seconds:.0f}")
     summary = run_campaigns(chosen, seconds=seconds, first_seed=given.first_seed, say=say)
-    write_summary(given.summary, summary)
+    given.summary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     say(json.dumps(summary))
     return int(bool(summary["faults"]))
 

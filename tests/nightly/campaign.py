@@ -7,7 +7,6 @@ raises :class:`FaultError` where the collection or the server did what it must n
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import subprocess
 import tempfile
@@ -89,10 +88,9 @@ def run_campaigns(
             tallies[name]["episodes"] += 1
             say(f"campaign={name} seed={seed} seconds={time.monotonic() - began:.1f} fault={fault or 'none'}")
             if fault is not None:
-                say(f"replay: {replay_command(name, seed)}")
-                faults.append(
-                    {"campaign": name, "seed": seed, "fault": fault, "replay": replay_command(name, seed)}
-                )
+                replay = f"make nightly CAMPAIGN={name} SEED={seed}"
+                say(f"replay: {replay}")
+                faults.append({"campaign": name, "seed": seed, "fault": fault, "replay": replay})
         seed += 1
     return {
         "commit": tried,
@@ -104,19 +102,9 @@ def run_campaigns(
     }
 
 
-def replay_command(name: str, seed: int) -> str:
-    """Return the command that runs one episode again."""
-    return f"make nightly CAMPAIGN={name} SEED={seed}"
-
-
 def commit() -> str:
     """Return the commit that is tried, ``unknown`` outside a checkout."""
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
     return done.stdout.strip() or "unknown"
-
-
-def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write the summary as JSON."""
-    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import random
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, Self
 
 from cairn.pipeline import durable
@@ -24,7 +22,7 @@ from cairn.pipeline.index import tiers
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
 
-from tests.nightly.campaign import Tally, require
+from tests.nightly.campaign import require
 
 PATIENCE_SECONDS = 240.0
 """After which work hangs, on a busy machine."""
@@ -115,47 +113,6 @@ def forked(work: Callable[..., Any], *arguments: Any, kill: str | float | None =
     """Do one piece of work in a process of its own."""
     with Worker() as worker:
         return worker.run(work, *arguments, kill=kill)
-
-
-def until_done(
-    rng: random.Random,
-    workers: tuple[Worker, Worker],
-    work: tuple[Any, ...],
-    states: tuple[Mapping[str, Any], Mapping[str, Any]],
-    tally: Tally,
-    *,
-    read: Callable[[Path], Mapping[str, Any]],
-    draw_kill: Callable[[random.Random], str | float],
-    shares: tuple[float, float],
-    is_told: bool = True,
-) -> Any:
-    """Do some work until it is not killed; return its value, None of work that was killed before.
-
-    A reader must see the state before or after it then, where that ``is_told``. ``shares`` are those of
-    kills, the first time and again.
-    """
-    writer, reader = workers
-    is_first, what = True, f"{work[0].__name__} {work[2:]}"
-    while True:
-        share = 0.0 if not states[0] else shares[0] if is_first else shares[1]
-        kill = draw_kill(rng) if rng.random() < share else None
-        outcome = writer.run(*work, kill=kill)
-        if not outcome.was_killed:
-            said = outcome.value_of(what)
-            return said if is_first else None
-        is_first = False
-        tally["kills"] += 1
-        if is_told:
-            seen = reader.run(read, work[1]).value_of(f"reading after a kill at {kill}")
-            require(seen in states, f"{what}, killed at {kill}, left {difference(seen, *states)}")
-
-
-def difference(seen: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Say how what a reader sees differs from a state and the one after it."""
-    lost = sorted({*before} & {*after} - {*seen})
-    more = sorted({*seen} - {*before, *after})
-    other = [doc_id for doc_id in seen if seen[doc_id] not in (before.get(doc_id), after.get(doc_id))]
-    return f"lost {lost[:5]}, more {more[:5]}, other {other[:5]} of {len(seen)}"
 
 
 def problems(layout: CollectionLayout) -> list[str]:

@@ -8,7 +8,6 @@ the state before or the state after it, whole, and the write once more must end 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from cairn.pipeline.index.recovery import repair_collection
 from tests.index import stones
 from tests.nightly import readings
 from tests.nightly.campaign import Tally, require
-from tests.nightly.forks import Outcome, Worker, difference, problems, until_done
+from tests.nightly.forks import Worker, problems
 from tests.nightly.readings import State
 
 OPERATIONS = 250
@@ -48,24 +47,48 @@ def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
                 continue
             work, arguments, after = _operation(rng, state, number)
             tally[work.__name__.strip("_")] += 1
-            until_done(
-                rng,
-                (writer, reader),
-                (work, folder, *arguments),
-                (state, after),
-                tally,
-                read=readings.all_documents,
-                draw_kill=_kill,
-                shares=(KILLED_SHARE, KILLED_AGAIN_SHARE),
-                is_told=work is not _damage,  # which of its generations answers until the repair
-            )
+            _until_done(rng, (writer, reader), (work, folder, *arguments), (state, after), tally)
             state = after
             what = f"operation {number}, {work.__name__}"
             seen = reader.run(readings.all_documents, folder).value_of(f"reading after {what}")
-            require(seen == state, f"after {what}: {difference(seen, state, state)}")
+            require(seen == state, f"after {what}: {_difference(seen, state, state)}")
             if number % VERIFIED_EVERY == 0:
                 _require_whole(writer, folder, state, what)
         _require_whole(writer, folder, state, "the last operation")
+
+
+def _until_done(
+    rng: random.Random,
+    workers: tuple[Worker, Worker],
+    work: tuple[Any, ...],
+    states: tuple[State, State],
+    tally: Tally,
+) -> None:
+    """Do some work until it is not killed; a reader must see the state before or after it then.
+
+    Of damage nothing tells which generation answers until the repair.
+    """
+    writer, reader = workers
+    what, share = f"{work[0].__name__} {work[2:]}", KILLED_SHARE
+    while True:
+        kill = _kill(rng) if rng.random() < share and states[0] else None
+        outcome = writer.run(*work, kill=kill)
+        if not outcome.was_killed:
+            outcome.value_of(what)
+            return
+        share = KILLED_AGAIN_SHARE
+        tally["kills"] += 1
+        if work[0] is not _damage:
+            seen = reader.run(readings.all_documents, work[1]).value_of(f"reading after a kill at {kill}")
+            require(seen in states, f"{what}, killed at {kill}, left {_difference(seen, *states)}")
+
+
+def _difference(seen: State, before: State, after: State) -> str:
+    """Say how what a reader sees differs from a state and the one after it."""
+    lost = sorted({*before} & {*after} - {*seen})
+    more = sorted({*seen} - {*before, *after})
+    other = [doc_id for doc_id in seen if seen[doc_id] not in (before.get(doc_id), after.get(doc_id))]
+    return f"lost {lost[:5]}, more {more[:5]}, other {other[:5]} of {len(seen)}"
 
 
 def _kill(rng: random.Random) -> str | float:
@@ -138,10 +161,9 @@ def _damage(folder: Path, seed: int) -> None:
     _repair(folder)
 
 
-def _require_whole(writer: Worker, folder: Path, state: Mapping[str, int], what: str) -> None:
+def _require_whole(writer: Worker, folder: Path, state: State, what: str) -> None:
     """Hold what was written to ``verify`` and to a reader that opens it now."""
     found = writer.run(problems, _layout(folder)).value_of(f"verify after {what}")
     require(found == [], f"after {what} verify finds {found}")
-    outcome: Outcome = writer.run(readings.all_documents_reopened, folder)
-    seen = outcome.value_of(f"opening after {what}")
-    require(seen == state, f"reopened after {what}: {difference(seen, state, state)}")
+    seen = writer.run(readings.all_documents_reopened, folder).value_of(f"opening after {what}")
+    require(seen == state, f"reopened after {what}: {_difference(seen, state, state)}")

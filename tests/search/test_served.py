@@ -22,12 +22,12 @@ from cairn.pipeline.search import searcher as searcher_module
 from cairn.pipeline.search.searcher import RETRY_SECONDS, Searcher
 from cairn.pipeline.types import QueryEncoder
 
+from tests.damages import flip
+
 
 def damage(layout: CollectionLayout, number: int) -> None:
     path = layout.generation_folder(number) / CHUNKS_FAISS
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(path, path.stat().st_size // 2)
 
 
 def version_of(result) -> set[str]:
@@ -167,21 +167,14 @@ def test_unchanged_or_touched_collection_is_not_opened_again(
     assert searcher.warnings == ()
 
 
-def write_into(path: Path) -> None:
-    with path.open("r+b") as file:
-        first = file.read(1)
-        file.seek(0)
-        file.write(bytes([first[0] ^ 1]))
-
-
 @pytest.mark.parametrize(
     ("name", "harm"),
     [
-        ("documents.faiss", write_into),
-        ("chunks.faiss", write_into),
-        ("documents.arrow", write_into),
-        ("chunks.arrow", write_into),
-        ("passages.arrow", write_into),
+        ("documents.faiss", flip),
+        ("chunks.faiss", flip),
+        ("documents.arrow", flip),
+        ("chunks.arrow", flip),
+        ("passages.arrow", flip),
         ("documents.arrow", lambda path: os.truncate(path, 10)),
     ],
     ids=["documents", "chunks", "columns of documents", "columns of chunks", "passages", "cut"],

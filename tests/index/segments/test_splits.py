@@ -23,10 +23,11 @@ from cairn.pipeline.search.reader import words_asked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.damages import flip
 from tests.index import stones
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator
 
 IDS = [f"d{'x' * (i % 4)}{i}" for i in range(24)]
 QUERIES = ("stone", "w0x1", "w1x2 stone dx1", "title")
@@ -48,8 +49,8 @@ steps = st.lists(
 """Publications: of documents that are written again or new, or that are deleted."""
 
 
-def publish(layout: CollectionLayout, work: Sequence[tuple[list[str], bool]]) -> list[str]:
-    """Publish each step, return the ids that are left in the order in which they were written."""
+def publications(layout: CollectionLayout, work: Iterable[tuple[list[str], bool]]) -> Iterator[list[str]]:
+    """Publish each step; yield the ids that are left, in the order in which they were written."""
     left: list[str] = []
     for version, (ids, is_deletion) in enumerate(work):
         if is_deletion:
@@ -57,11 +58,17 @@ def publish(layout: CollectionLayout, work: Sequence[tuple[list[str], bool]]) ->
             if gone and len(gone) < len(left):
                 stones.delete(layout, gone)
                 left = [doc_id for doc_id in left if doc_id not in gone]
-            continue
-        stones.publish_documents(
-            layout, ids, replaced=ids, version=version % 3, config=FLAT, with_tokens=True
-        )
-        left = [doc_id for doc_id in left if doc_id not in ids] + ids
+        else:
+            stones.publish_documents(
+                layout, ids, replaced=ids, version=version % 3, config=FLAT, with_tokens=True
+            )
+            left = [doc_id for doc_id in left if doc_id not in ids] + ids
+        yield left
+
+
+def publish(layout: CollectionLayout, work: Iterable[tuple[list[str], bool]]) -> list[str]:
+    """Publish all steps; return the ids that are left at the end."""
+    *_, left = publications(layout, work)
     return left
 
 
@@ -245,10 +252,7 @@ def test_damaged_file_is_neither_shared_nor_merged(
 ) -> None:
     left = publish(layout, [(IDS[:6], False), (IDS[6:10], False), (IDS[2:4], True)])
     monkeypatch.setattr(stones, "served_ids", lambda _: left)  # as the ledger of an ingest, without the files
-    path = layout.generation_folder(3) / name
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 0b110 if name == DELETED_BITS else 1
-    path.write_bytes(content)
+    flip(layout.generation_folder(3) / name, bits=0b110 if name == DELETED_BITS else 1)
     monkeypatch.setattr(tiers, "tier_of", lambda _: 0)
     monkeypatch.setattr(tiers, "FACTOR", factor)
     left = publish(layout, [(IDS[8:12], False)]) and [*left[:-2], *IDS[8:12]]

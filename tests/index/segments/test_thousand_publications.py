@@ -10,16 +10,14 @@ import lance
 import numpy as np
 import psutil
 import pytest
-from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection
 from cairn.pipeline.index.names import TABLES
 from cairn.pipeline.index.verify import verify_collection
-from cairn.pipeline.search.reader import words_asked
 
-from tests.index import stones
+from tests.index.segments.test_splits import assert_same, publications, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,33 +33,12 @@ MOST_DESCRIPTORS = 10
 """Libraries open some of their own when they are first used."""
 
 
-def publish_at_random(layout: CollectionLayout) -> Iterator[list[str]]:
-    """Publish or delete up to three documents at a time; yield the ids that are left, in their order."""
+def drawn_work() -> Iterator[tuple[list[str], bool]]:
+    """Draw publications of up to three documents at a time, each fifth a deletion."""
     rng = np.random.default_rng(0)
-    left: list[str] = []
     for number in range(PUBLICATIONS):
-        ids = [f"d{each}" for each in rng.choice(DOCUMENTS, int(rng.integers(1, 4)), replace=False)]
-        standing = [doc_id for doc_id in ids if doc_id in left]
-        left = [doc_id for doc_id in left if doc_id not in ids]
-        if number % 5 == 4 and standing and left:
-            stones.delete(layout, standing)
-        else:
-            stones.publish_documents(
-                layout, ids, replaced=ids, version=number % 3, config=IndexConfig(index_kind="flat")
-            )
-            left += ids
-        yield left
-
-
-def answers(generation: Generation) -> list[np.ndarray]:
-    """Return what a search reads first, of all documents."""
-    queries = np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)
-    assert generation.document_bm25 is not None
-    return [
-        generation.document_bm25.scores(words_asked("stone d7 w0x1", generation.query_languages)),
-        generation.documents.search(queries, 20, None)[1],
-        generation.chunks.search(queries, 20, None)[1],
-    ]
+        ids = rng.choice(DOCUMENTS, int(rng.integers(1, 4)), replace=False)
+        yield [f"d{each}" for each in ids], number % 5 == 4
 
 
 def test_thousand_publications_leave_little_behind(
@@ -70,7 +47,7 @@ def test_thousand_publications_leave_little_behind(
     monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)  # the smallest collections have segments, too
     left: list[str] = []
     descriptors: list[int] = []
-    for number, standing in enumerate(publish_at_random(layout), start=1):
+    for number, standing in enumerate(publications(layout, drawn_work()), start=1):
         left = standing
         if number % LOOK_EVERY:
             continue
@@ -90,7 +67,6 @@ def test_thousand_publications_leave_little_behind(
     generation = open_generation(layout)
     assert generation.doc_ids.to_pylist() == left
     assert verify_collection(layout) == []
-    before = answers(generation)
+    before = read(generation)
     compact_collection(layout)
-    for found, expected in zip(before, answers(open_generation(layout)), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    assert_same(before, read(open_generation(layout)))

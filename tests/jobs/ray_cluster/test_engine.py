@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -143,56 +144,35 @@ def _counts(report: Any) -> dict[str, int]:
     return {name: getattr(report, name) for name in names}
 
 
-class HalfBlindPool:
-    """Workers of which every other one does not see the driver's files; ``given`` are their shards."""
-
-    def __init__(self) -> None:
-        self.given: list[str | bytes] = []
-        self.folder = Path()
-
-    def step(self, _: str, folder: Path, mark: str) -> None:
-        """Hear of the folder."""
-        assert (folder.with_name("handed-over") / mark).is_file()
-        self.folder = folder
-
-    def map(
-        self,
-        _: str,
-        arguments: Callable[[int], tuple[str | bytes]],
-        sizes: Sequence[int],
-        goes_again: Callable[[object], bool],
-    ) -> Iterator[tuple[int, EncodedShard | None]]:
-        for place in range(len(sizes)):
-            while goes_again(answer := self._answer(place, *arguments(place))):
-                pass
-            yield place, answer
-
-    def _answer(self, place: int, staged: str | bytes) -> EncodedShard | None:
-        self.given.append(staged)
-        if isinstance(staged, bytes):
-            return encoded(staged)
-        return None if place % 2 else encoded((self.folder / staged).read_bytes())
-
-
-def encoded(staged: bytes) -> EncodedShard:
-    content = pa.py_buffer(staged)
-    return EncodedShard(
-        documents=content, chunks=content, num_documents=1, num_characters=1, num_tokens=len(staged)
-    )
-
-
 def test_shards_that_a_worker_does_not_see_are_sent_to_it(tmp_path: Path, config: IngestConfig) -> None:
+    """Every other call meets a worker that does not see the driver's files."""
     (tmp_path / "staged").mkdir()
     shards = [tmp_path / "staged" / f"shard-{number}" for number in range(6)]
     for number, shard in enumerate(shards):
         shard.write_bytes(b"%d" % number)
-    pool, tokens = HalfBlindPool(), list[int]()
+    given, tokens = list[str | bytes](), list[int]()
+
+    def answer(place: int, staged: str | bytes) -> EncodedShard | None:
+        given.append(staged)
+        if isinstance(staged, str) and place % 2:
+            return None
+        content = pa.py_buffer(staged if isinstance(staged, bytes) else shards[place].read_bytes())
+        return EncodedShard(
+            documents=content, chunks=content, num_documents=1, num_characters=1, num_tokens=len(content)
+        )
+
+    def answers(_: str, arguments: Any, sizes: Sequence[int], goes_again: Any) -> Iterator[tuple[int, Any]]:
+        for place in range(len(sizes)):
+            while goes_again(found := answer(place, *arguments(place))):
+                pass
+            yield place, found
+
+    def hear(_: str, folder: Path, mark: str) -> None:
+        assert (folder.with_name("handed-over") / mark).is_file()
+
     engine = RayEngine(EngineConfig(name="ray"), config)
-    engine._pool = pool  # type: ignore[assignment]
+    engine._pool = SimpleNamespace(step=hear, map=answers)  # type: ignore[assignment]
     found = {number: each.documents.to_pybytes() for number, each in engine.encode(shards, tokens.append)}
     assert found == {number: b"%d" % number for number in range(6)}
-    assert pool.given == [
-        *(shard.name for shard in shards[:2]),
-        *(found[number] for number in range(1, 6)),
-    ]
+    assert given == [*(shard.name for shard in shards[:2]), *(found[number] for number in range(1, 6))]
     assert sum(tokens) == 6

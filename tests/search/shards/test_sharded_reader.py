@@ -14,8 +14,8 @@ from cairn.pipeline.collection import Collection, load_query_encoder, open_colle
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.errors import CairnError, PartitionsMissingError, StorageError
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.generation import open_generation, open_parts
-from cairn.pipeline.index.layout import SIZES, CollectionLayout, read_manifest
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout, read_manifest
 from cairn.pipeline.index.maintenance import repartition
 from cairn.pipeline.index.names import partition_of
 from cairn.pipeline.index.publish import remove_generations
@@ -215,25 +215,6 @@ def test_rows_damaged_before_a_shard_opens_them_make_the_generation_before_answe
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
     assert Searcher(layout, make_encoder(), open_one=shards.open).search("granite").generation == 2
-
-
-def test_parts_hold_every_row_once(split_layout: CollectionLayout) -> None:
-    generation = open_generation(split_layout)
-    shards = _sharded(split_layout, Shards(split_layout.root, 3)).shards
-    expected = generation.chunks.reconstruct(np.arange(generation.num_chunks))
-    seen = np.zeros(generation.num_chunks, np.int64)
-    doc_ids: list[str] = []
-    for shard, key in enumerate(shards.keys):
-        part = open_parts(split_layout, generation.number, range(key.first, key.end), SIZES)
-        doc_ids += part.doc_ids.to_pylist()
-        numbers = np.arange(part.num_chunks)
-        chunks = shards.chunks.positions(shard, numbers)
-        np.testing.assert_array_equal(part.chunks.reconstruct(numbers), expected[chunks])
-        [(owner, _, found)] = shards.chunks.split(chunks)
-        assert (owner, found.tolist()) == (shard, numbers.tolist())
-        seen[chunks] += 1
-    assert np.all(seen == 1)
-    assert doc_ids == generation.doc_ids.to_pylist()
 
 
 @pytest.fixture
