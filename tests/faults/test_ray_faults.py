@@ -33,6 +33,7 @@ from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.types import IngestReport
 
 from tests import small_ingests
 from tests.object_stores import STORE_ROOT, ObjectStore
@@ -81,6 +82,15 @@ def engine_at(address: str, deadline_seconds: float | None = 60.0) -> EngineConf
     return EngineConfig(name="ray", address=address, max_workers=WORKERS, shard_deadline=deadline_seconds)
 
 
+def ingest_on(
+    address: str, root: str | Path, source: str, model: Path, deadline_seconds: float = 60.0
+) -> IngestReport:
+    """Ingest on a cluster."""
+    config = settings(model)
+    engine = open_engine(engine_at(address, deadline_seconds), config)
+    return build_index([source], root, "c", config, engine=engine)
+
+
 def in_partitions(model: Path) -> IngestConfig:
     return replace(settings(model), index=IndexConfig(partitions=PARTITIONS))
 
@@ -102,8 +112,7 @@ def drive_and_die(root: str, source: str, model: str, address: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     durable.observe_commit_points(die)
-    config = settings(Path(model))
-    build_index([source], root, "c", config, engine=open_engine(engine_at(address), config))
+    ingest_on(address, root, source, Path(model))
 
 
 def drive_and_cut(root: str, source: str, model: str) -> None:
@@ -210,15 +219,9 @@ def test_ingest_that_is_disturbed_gives_the_undisturbed_collection(
                 signal_all(disturbed, number)
 
     durable.observe_commit_points(disturb)
-    engine = engine_at(ray_cluster.address, deadline_seconds)
+    root, address = tmp_path / "disturbed", ray_cluster.address
     try:
-        report = build_index(
-            [source],
-            tmp_path / "disturbed",
-            "c",
-            settings(tiny_model_folder),
-            engine=open_engine(engine, settings(tiny_model_folder)),
-        )
+        report = ingest_on(address, root, source, tiny_model_folder, deadline_seconds)
     finally:
         durable._observers.clear()
         if number == signal.SIGSTOP:
@@ -247,13 +250,7 @@ def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collec
         for path in CollectionLayout(root, "c").encoded_folder.glob("documents-*.parquet")
     )
     assert kept
-    report = build_index(
-        [source],
-        root,
-        "c",
-        settings(tiny_model_folder),
-        engine=open_engine(engine_at(ray_cluster.address), settings(tiny_model_folder)),
-    )
+    report = ingest_on(ray_cluster.address, root, source, tiny_model_folder)
     assert (report.indexed, report.encoded) == (DOCUMENTS, DOCUMENTS - kept)
     require_undisturbed()
 

@@ -85,17 +85,8 @@ def contents(root: Path) -> dict[str, int]:
 
 
 def write_schedule(folder: Path, world: dict[str, Any]) -> ScheduleFile:
-    words = [
-        "ingest",
-        world["corpus"],
-        "--collection",
-        "c",
-        "--model",
-        world["model"],
-        "--landmark-interval",
-        "16",
-    ]
-    words += ["--num-clusters", "2", "--context-documents", "4"]
+    words = ["ingest", world["corpus"], "--collection", "c", "--model", world["model"]]
+    words += ["--landmark-interval", "16", "--num-clusters", "2", "--context-documents", "4"]
     run = ", ".join(f'"{word}"' for word in words)
     file = ScheduleFile(folder / "schedules.toml")
     file.path.write_text(

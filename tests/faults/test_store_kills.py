@@ -37,6 +37,7 @@ from tests.index.stones import served
 from tests.nightly import served as served_forks
 from tests.nightly.acknowledged import Acknowledged
 from tests.nightly.forks import forked
+from tests.served_stones import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -164,13 +165,12 @@ def test_two_servers_of_one_store_killed_in_turn_lose_and_double_nothing(
         is_over.set()
         assert [each.result() for each in writing] == [None, None]
         for place in (0, 1):
-            body, until = (
+            asked = (
+                ports[place],
+                f"{DOCUMENTS}?wait=searchable",
                 {"documents": [{"doc_id": f"last/{place}", "text": "stone"}]},
-                time.monotonic() + 120,
             )
-            while served_forks.ask(ports[place], f"{DOCUMENTS}?wait=searchable", body)[0] != 200:
-                assert time.monotonic() < until
-                time.sleep(0.2)
+            wait_until(lambda asked=asked: served_forks.ask(*asked)[0] == 200)
     now, layout = told.now(), machine("reader")
     stored = [(each.doc_id, each.text) for each in open_collection("stones", root=ROOT).documents]
     assert len(stored) == len(dict(stored))

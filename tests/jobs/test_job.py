@@ -122,7 +122,6 @@ def test_job_runs_as_a_module_with_paths_from_the_folder_that_is_given(
     result = subprocess.run(
         [*command, "--folder", str(folder)],
         cwd=tmp_path_factory.mktemp("elsewhere"),
-        env={**os.environ},
         capture_output=True,
         text=True,
         check=True,
@@ -157,9 +156,7 @@ def test_setting_of_another_type_is_refused_before_torch_is_loaded(folder: Path)
         "print(run(cairn, ['train', '--config', 'train.toml'], 'cairn'), 'torch' in sys.modules)"
     )
     command = [sys.executable, "-c", program]
-    result = subprocess.run(
-        command, cwd=folder, env={**os.environ}, capture_output=True, text=True, check=True
-    )
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     assert (result.stdout, result.stderr) == (
         "2 False\n",
         "error: train.toml: [train] steps must be a whole number of at least 1, got 'two'\n",

@@ -28,6 +28,7 @@ from cairn.pipeline.model.document_encoder import run_in_batches
 from cairn.pipeline.serve.writers import ServedDocuments
 
 from tests.damages import flip
+from tests.served_stones import wait_until
 
 
 def opened(layout: CollectionLayout) -> LiveWriter:
@@ -114,8 +115,7 @@ def test_stopping_writer_whose_publication_fails_waits_between_attempts(
     monkeypatch.setattr(LiveWriter, "_build", fail)
     writer = opened(CollectionLayout(tmp_path, "c"))
     writer.write([{"doc_id": "a", "title": None, "text": "a stone", "metadata": {}}], ServedDocuments(None))
-    while not attempts:
-        time.sleep(0.01)
+    wait_until(lambda: attempts)
     writer.stop(3.0)
     assert not writer.is_open
     assert 2 <= len(attempts) <= 4, "one more at once, and one every two seconds"

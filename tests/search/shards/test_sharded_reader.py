@@ -181,13 +181,17 @@ def test_what_is_read_of_shards_equals_what_one_process_reads(
     assert read(sharded) == read(Searcher(split_layout, make_encoder()))
 
 
+@pytest.fixture
+def published_twice(layout: CollectionLayout, publish: Callable[..., Any]) -> None:
+    for version in range(2):
+        publish(layout, 20, version=version)
+
+
+@pytest.mark.usefixtures("published_twice")
 def test_damage_that_a_shard_meets_makes_the_generation_before_answer_the_same_call(
-    tmp_path: Path, publish: Callable[..., Any], make_encoder: Callable[[], Any]
+    layout: CollectionLayout, make_encoder: Callable[[], Any]
 ) -> None:
-    layout = CollectionLayout(tmp_path, "damaged")
-    publish(layout, 20)
-    publish(layout, 20, version=1)
-    sharded = Searcher(layout, make_encoder(), open_one=shards_of(tmp_path, 2))
+    sharded = Searcher(layout, make_encoder(), open_one=shards_of(layout.root, 2))
     assert sharded.search("granite").generation == 2
     path = next(layout.generation_folder(2).glob("*documents.arrow"))
     path.write_bytes(path.read_bytes()[:-8] + b"\xff" * 8)
@@ -195,19 +199,17 @@ def test_damage_that_a_shard_meets_makes_the_generation_before_answer_the_same_c
     assert "generation 1 is served" in sharded.warnings[0]
 
 
+@pytest.mark.usefixtures("published_twice")
 def test_rows_damaged_before_a_shard_opens_them_make_the_generation_before_answer_until_they_are_whole(
-    tmp_path: Path, publish: Callable[..., Any], make_encoder: Callable[[], Any]
+    layout: CollectionLayout, make_encoder: Callable[[], Any]
 ) -> None:
-    layout = CollectionLayout(tmp_path, "damaged")
-    publish(layout, 20)
-    publish(layout, 20, version=1)
     older, newer = (read_manifest(layout, number).lance_files for number in (1, 2))
     names = [name for name in newer if name not in older and name.startswith("documents.lance/data/")]
     paths = [layout.lance_folder / name for name in names]
     contents = [path.read_bytes() for path in paths]
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(b"\xff" * len(content))
-    shards = Shards(tmp_path, 1)
+    shards = Shards(layout.root, 1)
     sharded = Searcher(layout, make_encoder(), open_one=shards.open)
     assert sharded.generation.number == 2
     for _ in range(2):
