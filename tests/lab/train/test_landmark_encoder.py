@@ -181,6 +181,10 @@ def test_first_stage_starts_as_the_base_and_is_served_as_it_was_trained(
     checkpoint = read_checkpoint(served)
     again = LandmarkEncoder(checkpoint).requires_grad_(False)
     assert torch.equal(again.embed_documents(rows), model.embed_documents(rows))
+    again.requires_grad_(True).freeze_embeddings()
+    trained = [name for name, parameter in again.named_parameters() if parameter.requires_grad]
+    assert trained
+    assert not any("embeddings" in name for name in trained)
     other = saved(moved(model, FIRST_STAGE), folder, tmp_path / "other")
     loaded = [load_backbone(EncoderConfig(model=str(each))) for each in (served, other)]
     assert first_stage(served).fingerprint != first_stage(other).fingerprint
