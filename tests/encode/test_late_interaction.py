@@ -54,17 +54,11 @@ def make_late(make_folder):
             tensors = {f"bert.{name}": tensor for name, tensor in tensors.items()}
             tensors["linear.weight"] = torch.randn(16, 32, generator=torch.Generator().manual_seed(3))
             _write(folder / "artifact.metadata", {"query_maxlen": LENGTH, "attend_to_mask_tokens": False})
-        else:
-            dense = {"bias": False, "activation": "torch.nn.modules.linear.Identity"}
-            steps = {} if layout == "pylate" else {"module_input_name": "token_embeddings"}
-            write_dense(folder / "1_Dense", 16, 32, **dense, **steps)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        _write(folder / "config.json", config)
-        library = "sentence_transformers."
-        if layout == "pylate":
-            write_modules(
-                folder, ("", f"{library}models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")
-            )
+        elif layout == "pylate":
+            identity = "torch.nn.modules.linear.Identity"
+            write_dense(folder / "1_Dense", 16, 32, bias=False, activation=identity)
+            kind = "sentence_transformers.models.Transformer"
+            write_modules(folder, ("", kind), ("1_Dense", "pylate.models.Dense.Dense"))
             settings = {
                 "model_type": "ColBERT",
                 "query_prefix": "[Q] ",
@@ -75,30 +69,31 @@ def make_late(make_folder):
                 "skiplist_words": list(string.punctuation),
             }
             _write(folder / "config_sentence_transformers.json", settings)
-        elif layout == "modules":
-            write_modules(
-                folder,
-                ("", f"{library}base.modules.transformer.Transformer"),
-                ("1_Dense", f"{library}base.modules.dense.Dense"),
-                ("2_Mask", f"{library}multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"),
-                ("3_Normalize", f"{library}base.modules.normalize.Normalize"),
-            )
-            for name, content in (
-                ("2_Mask", {"skiplist_words": [","]}),
-                ("3_Normalize", {"module_input_name": "token_embeddings"}),
-            ):
-                (folder / name).mkdir()
-                _write(folder / name / "config.json", content)
-            expansion = {"strategy": "min", "attend": False, "token": "[MASK]", "length": LENGTH}
-            _write(folder / "sentence_bert_config.json", {"max_seq_length": 90, "query_expansion": expansion})
-            prompts = {"query": "which ", "document": ""}
-            _write(
-                folder / "config_sentence_transformers.json",
-                {"model_type": "MultiVectorEncoder", "prompts": prompts},
-            )
-        return folder
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        _write(folder / "config.json", config)
+        return _saved_modules(folder) if layout == "modules" else folder
 
     return make
+
+
+def _saved_modules(folder):
+    """Let the library write a model's modules."""
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Transformer
+
+    of_tokens = {"module_input_name": "token_embeddings"}
+    expansion = {"strategy": "min", "attend": False, "token": "[MASK]", "length": LENGTH}
+    modules = [
+        Transformer(str(folder), max_seq_length=90, query_expansion=expansion),
+        Dense(32, 16, bias=False, activation_function=torch.nn.Identity(), **of_tokens),
+        MultiVectorMask([","]),
+        Normalize(**of_tokens),
+    ]
+    prompts = {"query": "which ", "document": ""}
+    saved = folder.with_name("saved")
+    MultiVectorEncoder(modules=modules, prompts=prompts, device="cpu").save(str(saved))
+    return saved
 
 
 def _published(folder):
