@@ -82,6 +82,7 @@ def _saved_modules(folder):
     from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Transformer
 
+    torch.manual_seed(3)
     of_tokens = {"module_input_name": "token_embeddings"}
     expansion = {"strategy": "min", "attend": False, "token": "[MASK]", "length": LENGTH}
     modules = [
