@@ -57,10 +57,10 @@ def unhealed(monkeypatch):
 
 @pytest.fixture(scope="session")
 def ingest(tiny_model_folder):
-    """Return ``ingest(root, name, rows)``, with the tiny model unless told otherwise."""
+    """Return ``ingest(root, name, rows)``, with the tiny model unless told otherwise; it gives the report."""
 
     def run(root, name, rows, model=tiny_model_folder, **encoder):
-        ingest_rows(rows, root, settings(model, precision="fp32", **WINDOWS, **encoder), name)
+        return ingest_rows(rows, root, settings(model, precision="fp32", **WINDOWS, **encoder), name)
 
     return run
 

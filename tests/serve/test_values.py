@@ -26,8 +26,7 @@ from cairn.pipeline.serve.writers import ServedDocuments
 from cairn.pipeline.types import is_filterable
 
 from tests.serve.conftest import starter
-from tests.serve.test_file_routes import attached
-from tests.serve.test_openai_routes import client_over
+from tests.serve.test_openai_routes import attached, client_over
 from tests.served_stones import wait_until
 from tests.small_ingests import settings
 
