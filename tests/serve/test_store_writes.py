@@ -27,6 +27,7 @@ from tests.small_ingests import ingest_rows, settings
 Serve = Callable[..., TestClient]
 STONES = "/v1/collections/stones"
 NOW = {"wait": "searchable"}
+NEW = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
 
 
 @pytest.fixture
@@ -60,14 +61,13 @@ def add_elsewhere(doc_id, store, tmp_path, monkeypatch):
 
 def test_collection_that_another_machine_removed_stays_removed(store, serve, tmp_path, monkeypatch):
     server = serve(ServeSettings(root=Path(store), writable=True))
-    body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
-    assert server.post(f"{STONES}/documents", json=body, params=NOW).status_code == 200
+    assert server.post(f"{STONES}/documents", json=NEW, params=NOW).status_code == 200
     with monkeypatch.context() as another:
         another.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
         once_free(lambda: drop_collection(CollectionLayout.at(store, "stones")))
     assert server.get("/v1/collections").json()["collections"] == []
-    wait_until(lambda: server.post(f"{STONES}/documents", json=body).status_code != 202)
-    answer = server.post(f"{STONES}/documents", json=body)
+    wait_until(lambda: server.post(f"{STONES}/documents", json=NEW).status_code != 202)
+    answer = server.post(f"{STONES}/documents", json=NEW)
     assert answer.json()["type"] == "urn:problem-type:cairn:writes-refused"
     assert [server.delete(STONES).status_code for _ in range(2)] == [200, 404]
 
@@ -103,8 +103,7 @@ def test_write_that_was_found_is_not_published_again_after_a_kill(store, serve, 
 
     with monkeypatch.context() as patch:
         patch.setattr(LiveWriter, "_settle", kill)
-        body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
-        assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
+        assert server.post(f"{STONES}/documents", json=NEW, params=NOW).json()["status"] == "searchable"
         assert is_killed.wait(60)
     add_elsewhere("new", store, tmp_path, monkeypatch)
     body = {"documents": [{"doc_id": "other", "text": "basalt"}]}
@@ -113,7 +112,6 @@ def test_write_that_was_found_is_not_published_again_after_a_kill(store, serve, 
 
 
 def test_first_writes_outlive_a_kill(store, serve, monkeypatch):
-    body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
     paths = [f"/v1/collections/{collection}" for collection in ("gems", "stones")]
     with monkeypatch.context() as patch:
         patch.setattr(LiveWriter, "_build", raising([StorageError("nothing is published")] * 10_000))
@@ -121,7 +119,7 @@ def test_first_writes_outlive_a_kill(store, serve, monkeypatch):
         killed = serve(ServeSettings(root=Path(store), writable=True))
         assert killed.post("/v1/collections", json={"name": "gems"}).status_code == 201
         for path in paths:
-            assert killed.post(f"{path}/documents", json=body).status_code == 202
+            assert killed.post(f"{path}/documents", json=NEW).status_code == 202
         killed.__exit__(None, None, None)
     server = serve(ServeSettings(root=Path(store), writable=True))
     for path in paths:
@@ -139,8 +137,7 @@ def test_write_is_published_once_the_store_lets_it(store, serve, object_store, m
     if trouble == "no answer":
         object_store.fault("PUT", "/cairn/indexes/stones/CURRENT", "refuse", 20)
     with lease:
-        body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
-        number = server.post(f"{STONES}/documents", json=body).json()["write"]
+        number = server.post(f"{STONES}/documents", json=NEW).json()["write"]
         time.sleep(0.5)
         assert server.get(f"{STONES}/writes/{number}").json()["status"] == "waiting"
     if trouble == "no answer":
