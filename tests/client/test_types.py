@@ -17,7 +17,7 @@ from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.writers import ServedDocuments
 from cairn.pipeline.types import RESERVED_COLUMNS
 
-from tests.serve.test_write_types import COLUMNS, NOW, begin, opened, serving, stored
+from tests.serve.test_values import COLUMNS, NOW, begin, opened, serving, stored
 from tests.served_stones import wait_until
 
 DOCUMENTS = "/v1/collections/c/documents"
