@@ -22,6 +22,7 @@ from cairn.pipeline.poolings import POOLINGS
 from cairn.pipeline.token_vectors.codebook import TokenCodebook
 
 from tests.model.naive_layout import naive_rows
+from tests.tiny_models import context_of
 
 TEXTS = [
     "the cat sat on the mat.",
@@ -70,6 +71,10 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     return vectors_MD / np.linalg.norm(vectors_MD, axis=1, keepdims=True)
 
 
+def random_context(seed=0):
+    return context_of(np.random.default_rng(seed).normal(size=(5, 32)))
+
+
 @pytest.fixture(scope="module")
 def encoder_of(config, backbone):
     """Return a maker of encoders with some settings changed."""
@@ -92,9 +97,9 @@ def require_naive(encoder, context=None):
 @pytest.mark.parametrize(("use_context", "prefix", "batch_tokens", "temperature"), VARIANTS)
 @pytest.mark.parametrize(("attention", "pooling"), MODES)
 def test_encode_batch_equals_naive_loop_over_texts(
-    encoder_of, make_context, attention, pooling, use_context, prefix, batch_tokens, temperature
+    encoder_of, attention, pooling, use_context, prefix, batch_tokens, temperature
 ):
-    context = make_context() if use_context else None
+    context = random_context() if use_context else None
     encoder = encoder_of(
         context,
         attention=attention,
@@ -188,9 +193,9 @@ def test_encode_truncated_vectors_are_the_heads_of_whole_ones_normalised_again(e
         )
 
 
-def test_encode_truncated_leaves_the_context_whole(encoder_of, make_context):
+def test_encode_truncated_leaves_the_context_whole(encoder_of):
     whole, truncated = (
-        encoder_of(make_context(), use_context=True, dims=dims).encode(TEXTS[:1]).document_vectors_NV[0, :8]
+        encoder_of(random_context(), use_context=True, dims=dims).encode(TEXTS[:1]).document_vectors_NV[0, :8]
         for dims in (None, 8)
     )
     np.testing.assert_allclose(truncated, whole / np.linalg.norm(whole), atol=1e-6)
@@ -345,7 +350,7 @@ class RollingEncoder(EncoderConfig):
 
 
 def test_fingerprint_is_of_weights_the_first_settings_and_what_is_not_the_default(
-    encoder_of, config, backbone, make_context
+    encoder_of, config, backbone
 ):
     names = ("pooling", "attention", "landmark_interval", "window_overlap_tokens", "temperature")
     first = {name: getattr(config, name) for name in names} | {"max_window_tokens": config.window_tokens}
@@ -355,11 +360,11 @@ def test_fingerprint_is_of_weights_the_first_settings_and_what_is_not_the_defaul
         for metres in (3, 4)
     )
     coarse = dataclasses.replace(config, precision="bf16", batch_tokens=7)
-    contexts = [encoder_of(make_context(seed=seed), use_context=True).fingerprint for seed in (0, 1)]
+    contexts = [encoder_of(random_context(seed=seed), use_context=True).fingerprint for seed in (0, 1)]
     same, other = (each.fingerprint for each in rolling)
     before = encoder_of().fingerprint
     assert before == fingerprint(**own, **first)
-    assert {same, DocumentEncoder(coarse).fingerprint, encoder_of(make_context()).fingerprint} == {before}
+    assert {same, DocumentEncoder(coarse).fingerprint, encoder_of(random_context()).fingerprint} == {before}
     assert len({before, other, *contexts}) == 4
 
 
