@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def stored(root: Path, collection: str = "c") -> dict[str, Any]:
@@ -27,6 +30,23 @@ def stored(root: Path, collection: str = "c") -> dict[str, Any]:
     for row in rows("chunks", "doc_id", "ordinal", "start_char", "end_char", "vector"):
         found[row["doc_id"]]["chunks"].append(row)
     return found
+
+
+def sorted_rows(root: Path | str, collection: str = "c") -> pa.Table:
+    """Return ids, texts and vectors of all documents, in the order of the ids."""
+    from cairn.pipeline.collection import open_collection
+
+    columns = ["doc_id", "text", "vector"]
+    return open_collection(collection, root=root).documents.to_arrow(columns).sort_by("doc_id")
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    """Tell whether :func:`require_same` finds the same."""
+    try:
+        require_same(left, right)
+    except AssertionError:
+        return False
+    return True
 
 
 def require_same(left: dict[str, Any], right: dict[str, Any]) -> None:

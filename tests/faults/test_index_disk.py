@@ -22,9 +22,10 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.segments import writer
 from cairn.pipeline.index.verify import verify_collection
 
-from tests.faults.test_ingest_kills import ingest, old_and_both, same, visible
+from tests.faults.test_ingest_kills import ingest, old_and_both
 from tests.index import stones
 from tests.nightly.forks import forked
+from tests.stored_collections import same, stored
 
 DISK_BYTES = 64 << 20
 FREE_KIB = (140, 180, 220, 260, 300, 340, 380)
@@ -161,7 +162,7 @@ The disk fills at a different step each time.
 def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("disk-world")
     new = old_and_both(folder, tiny_model_folder, num_new=60)
-    seen = {name: visible(folder / name) for name in ("old", "both")}
+    seen = {name: stored(folder / name) for name in ("old", "both")}
     return {"folder": folder, "model": tiny_model_folder, "new": new, **seen}
 
 
@@ -182,8 +183,8 @@ def test_ingest_on_a_full_disk_keeps_the_published_and_converges_with_room(
     assert caught.value.exit_code in (1, 75)
     assert str(disk) not in str(caught.value)
     assert CollectionLayout(root, "c").current_generation_number() == 1
-    assert same(visible(root), world["old"])
+    assert same(stored(root), world["old"])
     filler.unlink()
     ingest(root, world["model"], world["new"])
-    assert same(visible(root), world["both"])
+    assert same(stored(root), world["both"])
     assert verify_collection(CollectionLayout(root, "c")) == []

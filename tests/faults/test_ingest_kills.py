@@ -11,14 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from cairn.pipeline.config import IngestConfig
-from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.publish import COMMIT_POINTS
-from cairn.pipeline.index.rows import LanceTables, vectors_of
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.compatibility import stored_settings
@@ -27,6 +23,7 @@ from cairn.pipeline.line.recontextualise import recontextualise
 from tests import small_ingests
 from tests.nightly.forks import forked
 from tests.small_ingests import WINDOWS, text_of, write_rows
+from tests.stored_collections import same, stored
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +35,6 @@ UPDATE_POINTS = (
 )
 FIRST_POINTS = ("clusters-written", "context-written", "shard-written", "documents-added", "chunks-added")
 CONTEXT_POINTS = ("context-written", "shard-written", "documents-deleted", "chunks-deleted")
-Visible = dict[str, tuple[str, np.ndarray]]
 
 
 def settings(model: Path) -> IngestConfig:
@@ -54,36 +50,8 @@ def new_context(root: Path, model: Path) -> Any:
 
 
 def corpus(path: Path, versions: dict[int, int]) -> str:
-    rows = [{"id": f"d{each[0]}", "text": text_of(each, 12 + each[0] % 9)} for each in versions.items()]
-    return write_rows(path, rows)
-
-
-def visible(root: Path) -> Visible:
-    """Return what a reader sees: the hash of each document's text, and the vectors of its chunks."""
-    layout = CollectionLayout(root, "c")
-    generation = open_generation(layout)
-    versions = generation.manifest.lance_versions
-    tables = LanceTables.open(layout, versions)
-    documents = pa.Table.from_batches(tables.scan("documents", ["doc_id", "content_sha256"], versions))
-    vectors: dict[str, list[np.ndarray]] = {}
-    for batch in tables.scan("chunks", ["doc_id", "vector"], versions):
-        for doc_id, vector in zip(
-            batch.column("doc_id").to_pylist(), vectors_of(batch.column("vector")), strict=True
-        ):
-            vectors.setdefault(doc_id, []).append(vector)
-    rows = documents.to_pylist()
-    assert len(rows) == generation.num_documents == len(vectors)
-    return {row["doc_id"]: (row["content_sha256"], np.stack(vectors[row["doc_id"]])) for row in rows}
-
-
-def same(one: Visible, other: Visible) -> bool:
-    """Tell whether two readers see the same, up to the rounding that another batch brings."""
-    return one.keys() == other.keys() and all(
-        sha == other[key][0]
-        and vectors.shape == other[key][1].shape
-        and np.allclose(vectors, other[key][1], atol=1e-5)
-        for key, (sha, vectors) in one.items()
-    )
+    texts = {number: text_of([number, version], 12 + number % 9) for number, version in versions.items()}
+    return write_rows(path, [{"id": f"d{each}", "text": text, "year": 2000} for each, text in texts.items()])
 
 
 def old_and_both(folder: Path, model: Path, *, num_new: int) -> Path:
@@ -110,7 +78,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> 
     ingest(folder / "new", tiny_model_folder, new)
     shutil.copytree(folder / "both", folder / "context")
     new_context(folder / "context", tiny_model_folder)
-    seen = {name: visible(folder / name) for name in ("old", "both", "new", "context")}
+    seen = {name: stored(folder / name) for name in ("old", "both", "new", "context")}
     assert not same(seen["both"], seen["context"])
     return {"folder": folder, "new": new, "model": tiny_model_folder, "seen": seen}
 
@@ -127,9 +95,9 @@ def test_update_killed_at_a_commit_point_shows_old_or_new_and_a_rerun_converges(
     arguments = (root, world["model"], world["new"])[: 3 if work is ingest else 2]
     shutil.copytree(world["folder"] / before, root)
     assert forked(work, *arguments, kill=point).signal == signal.SIGKILL
-    assert any(same(visible(root), world["seen"][name]) for name in (before, after))
+    assert any(same(stored(root), world["seen"][name]) for name in (before, after))
     work(*arguments)
-    assert same(visible(root), world["seen"][after])
+    assert same(stored(root), world["seen"][after])
     assert verify_collection(CollectionLayout(root, "c")) == []
 
 
@@ -145,7 +113,7 @@ def test_first_ingest_killed_at_a_commit_point_shows_nothing_or_all_and_a_rerun_
     assert report.rows == report.indexed + report.unchanged
     if point == "documents-added":
         assert (report.indexed, report.encoded) == (16, 0), "nothing is encoded again"
-    assert same(visible(root), world["seen"]["new"])
+    assert same(stored(root), world["seen"]["new"])
     assert verify_collection(CollectionLayout(root, "c")) == []
 
 
@@ -154,7 +122,7 @@ def test_ingest_after_a_killed_new_context_keeps_the_old_one(world: dict[str, An
     shutil.copytree(world["folder"] / "both", root)
     assert forked(new_context, root, world["model"], kill="documents-added").signal == signal.SIGKILL
     ingest(root, world["model"], corpus(tmp_path / "one.parquet", {100: 0}))
-    seen = visible(root)
+    seen = stored(root)
     del seen["d100"]
     assert same(seen, world["seen"]["both"])
     assert verify_collection(CollectionLayout(root, "c")) == []
@@ -174,4 +142,4 @@ def test_concurrent_ingests_of_one_collection_let_one_work_and_send_the_others_a
     assert codes.count(0) >= 1
     assert all(code in (0, 75) for code in codes), outcomes
     assert all("being written by another run" in error for error, code in outcomes if code == 75)
-    assert same(visible(root), world["seen"]["both"])
+    assert same(stored(root), world["seen"]["both"])

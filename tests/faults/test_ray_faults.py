@@ -22,13 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.cli.cluster import open_engine
 from cairn.jobs.engine import EngineConfig
 from cairn.pipeline import durable
-from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
@@ -40,7 +38,7 @@ from tests.object_stores import STORE_ROOT, ObjectStore
 from tests.ray_machines import RayCluster
 from tests.served_stones import wait_until
 from tests.small_ingests import WINDOWS, text_of, write_rows
-from tests.stored_collections import require_same, stored
+from tests.stored_collections import require_same, sorted_rows, stored
 
 pytestmark = [
     pytest.mark.slow,
@@ -255,11 +253,6 @@ def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collec
     require_undisturbed()
 
 
-def documents(root: str | Path, name: str) -> pa.Table:
-    columns = ["doc_id", "text", "vector"]
-    return open_collection(name, root=root).documents.to_arrow(columns).sort_by("doc_id")
-
-
 def kill_task_workers(cluster: RayCluster, folder: Path, below: str = "") -> list[int]:
     """Kill all workers that publish partitions at each of three steps; return them."""
     killed: list[int] = []
@@ -285,7 +278,7 @@ def test_publication_of_partitions_whose_workers_are_killed_gives_the_undisturbe
         assert len(kills.result(0)) >= 3
     assert (report.indexed, report.encoded) == (DOCUMENTS, DOCUMENTS)
     build_index([source], tmp_path, "undisturbed", config)
-    assert documents(tmp_path, "disturbed").equals(documents(tmp_path, "undisturbed"))
+    assert sorted_rows(tmp_path, "disturbed").equals(sorted_rows(tmp_path, "undisturbed"))
     assert verify_collection(CollectionLayout(tmp_path, "disturbed")) == []
 
 
@@ -313,7 +306,7 @@ def test_publication_into_a_store_whose_workers_are_killed_gives_the_undisturbed
     assert len(killed) >= 3
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "reader"))
     build_index([source], tmp_path, "c", in_partitions(tiny_model_folder))
-    assert documents(STORE_ROOT, "c").equals(documents(tmp_path, "c"))
+    assert sorted_rows(STORE_ROOT, "c").equals(sorted_rows(tmp_path, "c"))
     assert verify_collection(CollectionLayout.at(STORE_ROOT, "c")) == []
 
 

@@ -15,7 +15,6 @@ from cairn.jobs.engine import EngineConfig
 from cairn.jobs.ray_cluster import engine as ray_engine
 from cairn.jobs.ray_cluster import tasks
 from cairn.jobs.ray_cluster.engine import RayEngine
-from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.encode.shards import write_encoded_shard
 from cairn.pipeline.errors import ConfigError
@@ -27,7 +26,7 @@ from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.engine import EncodedShard
 
 from tests.small_ingests import WINDOWS, document, settings, write_rows
-from tests.stored_collections import require_same, stored
+from tests.stored_collections import require_same, sorted_rows, stored
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
@@ -108,13 +107,7 @@ def test_partitions_that_workers_publish_are_those_of_the_local_engine(
     source = corpus(tmp_path / "a.parquet", range(60))
     for name, chosen in (("ray", engine), ("local", None)):
         build_index([source], tmp_path, name, config, engine=chosen and open_engine(chosen, config))
-    ray, local = (
-        open_collection(name, root=tmp_path)
-        .documents.to_arrow(["doc_id", "text", "vector"])
-        .sort_by("doc_id")
-        for name in ("ray", "local")
-    )
-    assert ray.equals(local)
+    assert sorted_rows(tmp_path, "ray").equals(sorted_rows(tmp_path, "local"))
     assert ("no disk or store in common" in caplog.text) == (not is_seen)
     assert verify_collection(CollectionLayout(tmp_path, "ray")) == []
 

@@ -21,7 +21,6 @@ import pytest
 from cairn.jobs.ray_cluster import tasks as tasks_module
 from cairn.jobs.ray_cluster.pool import WorkerPool, _Work
 from cairn.jobs.ray_cluster.tasks import HandedOver, TaskPool, TaskWorker
-from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import EncoderConfig, IndexConfig, IngestConfig
 from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index import replica as replica_module
@@ -36,6 +35,7 @@ from cairn.pipeline.line.recontextualise import recontextualise
 from cairn.pipeline.manifest import PartitionRecord
 
 from tests.nightly.forks import forked
+from tests.stored_collections import sorted_rows
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -130,11 +130,6 @@ def ingest(folder: Path, config: IngestConfig, texts: dict[str, str], root: str 
     return build_index([str(folder / "a.parquet")], root, "c", config)
 
 
-def rows(root: str | Path) -> pa.Table:
-    columns = ["doc_id", "text", "vector"]
-    return open_collection("c", root=root).documents.to_arrow(columns).sort_by("doc_id")
-
-
 def records() -> tuple[PartitionRecord, ...]:
     layout = CollectionLayout.at(ROOT, "c")
     layout.refresh()
@@ -149,7 +144,7 @@ def require_whole(machines: Path, config: IngestConfig, texts: dict[str, str]) -
         ingest(machines / "one", config, texts, machines / "one")
     for name in ("reader", "driver"):
         move_to(machines, name)
-        assert rows(ROOT).equals(rows(machines / "one"))
+        assert sorted_rows(ROOT).equals(sorted_rows(machines / "one"))
         assert verify_collection(CollectionLayout.at(ROOT, "c")) == []
     assert not [key for key in ObjectFolder(f"{ROOT}/c").list("files") if key.count("/") > 1]
 
