@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cairn.pipeline.errors import ConfigError, IntegrityError
@@ -121,17 +121,9 @@ def test_file_that_was_tampered_with_or_cannot_be_read_lets_nobody_in(file, chan
 
 
 def test_concurrent_creations_lose_no_key(file):
-    threads = [
-        threading.Thread(
-            target=lambda first: [file.create(f"reader {first + n}") for n in range(5)], args=[5 * n]
-        )
-        for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(file.read()) == 20
+    with ThreadPoolExecutor(4) as pool:
+        made = [*pool.map(lambda number: file.create(f"reader {number}")[0], range(20))]
+    assert sorted(key.key_id for key in file.read()) == sorted(key.key_id for key in made)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,19 @@ def test_filters_are_of_the_columns_that_the_newest_description_has(tab, address
     assert [option.get_attribute("value") for option in offered] == ["of pebbles"]
 
 
+def test_progress_of_a_map_that_is_drawn_is_a_bar(arrive):
+    tab, held = arrive("**/stones/map", collection="stones")
+    for share in (0.0, 0.4):
+        drawing = {"generation": 1, "status": "drawing", "documents": len(ROWS), "progress": share}
+        held.first().fulfill(json=drawing)
+        tab.wait_for_function("share => document.querySelector('#map progress').value === share", arg=share)
+        assert tab.locator("#map progress").is_visible()
+        assert tab.inner_text("#map-drawing") == f"Drawing a map of {len(ROWS)} documents…"
+    held.first().continue_()
+    tab.locator("#map progress").wait_for(state="hidden")
+    tab.locator(f"#map canvas[data-points='{len(ROWS)}']").wait_for()
+
+
 def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(visit):
     tab = visit()
     canvas = tab.locator(f"#map canvas[data-points='{len(ROWS)}']")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.serve.page.conftest import EVIL, ROWS, Held, ask, titles
+from tests.serve.page.conftest import EVIL, ROWS, ask, titles
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -213,19 +213,3 @@ def test_regions_of_the_map_have_hues_of_their_own(visit):
 
     assert max(apart(hues[n], hues[(n + 1) % 63]) for n in range(63)) < 40
     assert min(apart(hues[n], hues[(n + 31) % 63]) for n in range(63)) > 100
-
-
-@pytest.mark.slow
-def test_progress_of_a_map_that_is_drawn_is_a_bar(visit):
-    tab = visit("")
-    held = Held(tab, "**/stones/map")
-    tab.goto(f"{tab.url.split('#')[0]}?again#collection=stones")
-    for share in (0.0, 0.4):
-        drawing = {"generation": 1, "status": "drawing", "documents": len(ROWS), "progress": share}
-        held.first().fulfill(json=drawing)
-        tab.wait_for_function("share => document.querySelector('#map progress').value === share", arg=share)
-        assert tab.locator("#map progress").is_visible()
-        assert tab.inner_text("#map-drawing") == f"Drawing a map of {len(ROWS)} documents…"
-    held.first().continue_()
-    tab.locator("#map progress").wait_for(state="hidden")
-    tab.locator(f"#map canvas[data-points='{len(ROWS)}']").wait_for()
