@@ -150,7 +150,8 @@ def test_filters_are_of_the_columns_that_the_newest_description_has(tab, address
     assert [option.get_attribute("value") for option in offered] == ["of pebbles"]
 
 
-def test_progress_of_a_map_that_is_drawn_is_a_bar(arrive):
+def test_progress_of_a_map_that_is_drawn_is_a_bar(visit, arrive):
+    visit().locator(f"#map canvas[data-points='{len(ROWS)}']").wait_for()  # the server has drawn it
     tab, held = arrive("**/stones/map", collection="stones")
     for share in (0.0, 0.4):
         drawing = {"generation": 1, "status": "drawing", "documents": len(ROWS), "progress": share}
