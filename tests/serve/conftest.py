@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,8 +177,11 @@ def problem_everywhere(client, name):
 def drawn(client, path, **params):
     """Return the map of ``stones``, or places on it, once it is drawn."""
 
-    def read():
-        return client.get(f"/v1/collections/stones/{path}", params=params).json()
+    replies = list[Any]()
 
-    wait_until(lambda: read()["status"] != "drawing")
-    return read()
+    def is_drawn():
+        replies.append(client.get(f"/v1/collections/stones/{path}", params=params).json())
+        return replies[-1]["status"] != "drawing"
+
+    wait_until(is_drawn)
+    return replies[-1]
