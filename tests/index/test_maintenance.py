@@ -15,6 +15,8 @@ from cairn.pipeline.manifest import Manifest
 
 from tests.index import stones
 
+Verb = Callable[[CollectionLayout], object]
+
 
 def test_delete_of_any_number_of_ids_removes_them_and_keeps_what_the_context_says(
     published: CollectionLayout, monkeypatch: pytest.MonkeyPatch
@@ -52,16 +54,14 @@ def test_status_is_json_and_counts(published: CollectionLayout) -> None:
 @pytest.mark.parametrize(
     "verb", [collection_status, compact_collection, repair_collection, verify_collection]
 )
-def test_verbs_on_an_unknown_collection_are_refused(layout: CollectionLayout, verb: object) -> None:
-    assert callable(verb)
+def test_verbs_on_an_unknown_collection_are_refused(layout: CollectionLayout, verb: Verb) -> None:
     with pytest.raises(CollectionNotFoundError):
         verb(layout)
     assert not layout.folder.exists()
 
 
 @pytest.mark.parametrize("verb", [compact_collection, repair_collection])
-def test_writing_verbs_under_another_writer_are_busy(published: CollectionLayout, verb: object) -> None:
-    assert callable(verb)
+def test_writing_verbs_under_another_writer_are_busy(published: CollectionLayout, verb: Verb) -> None:
     with published.writer_lock(), pytest.raises(CollectionBusyError):
         verb(published)
 
@@ -70,7 +70,7 @@ def test_writing_verbs_under_another_writer_are_busy(published: CollectionLayout
     "verb", [collection_status, compact_collection, repair_collection, verify_collection]
 )
 def test_collection_of_another_release_is_no_damage(
-    published: CollectionLayout, monkeypatch: pytest.MonkeyPatch, verb: Callable[[CollectionLayout], object]
+    published: CollectionLayout, monkeypatch: pytest.MonkeyPatch, verb: Verb
 ) -> None:
     current = published.current_path.read_bytes()
     monkeypatch.setattr("cairn.pipeline.manifest.TOKENIZER_VERSION", 99)
