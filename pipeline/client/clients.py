@@ -43,7 +43,6 @@ from typing import (
     Unpack,
     cast,
     get_args,
-    get_origin,
     get_type_hints,
 )
 from urllib.parse import quote
@@ -317,9 +316,8 @@ class AsyncCairnClient(_Client):
 
     async def collections(self) -> list[CollectionSummary]:
         """List the collections this key may ask, by name."""
-        return (await self._ask({"collections": list[CollectionSummary]}, "GET", "/v1/collections"))[
-            "collections"
-        ]
+        kind = {"collections": [CollectionSummary]}
+        return (await self._ask(kind, "GET", "/v1/collections"))["collections"]
 
     async def create(
         self,
@@ -406,8 +404,10 @@ class _Collection:
         vectors: list[np.ndarray] = []
         for batch in _batches(_texts(texts, "texts"), MAX_INPUTS, MAX_INPUT_BYTES):
             body = {**asked, "input": batch}
-            answer = await self.client._ask({"data": list[_Embedding]}, "POST", "/v1/embeddings", body)
-            vectors += [each.embedding for each in answer["data"]]
+            answer = await self.client._ask(
+                {"data": [{"embedding": np.ndarray}]}, "POST", "/v1/embeddings", body
+            )
+            vectors += [each["embedding"] for each in answer["data"]]
         if vectors:
             return np.stack(vectors).astype(np.float32)
         return np.zeros((0, (await self._get(CollectionDescription)).vector_dim), np.float32)
@@ -434,7 +434,7 @@ class _Collection:
     async def _searchable(self, report: WriteReport) -> WriteReport:
         """Return the report of a write once it is searchable; of one that failed, raise why."""
         known = {"status": str, "generation": int, "ingested": IngestedSource | None}
-        kind = (known, {"detail": str, "warnings": list[str]})
+        kind = (known, {"detail": str, "warnings": Sequence[str]})
         pause, until = FIRST_SECONDS, time.monotonic() + SEARCHABLE_SECONDS
         while report.status != "searchable":  # it takes longer than a request may
             state, told = await self._get(kind, f"writes/{report.write}")
@@ -469,7 +469,7 @@ class AsyncRemoteCollection(_Collection):
         self, queries: Sequence[str], **parameters: Unpack[SearchParameters]
     ) -> list[SearchResult]:
         """Answer several queries; each 32 of them are one request, answered from one generation."""
-        kind = {"answers": list[SearchResult]}
+        kind = {"answers": [SearchResult]}
         batches = _batches(_texts(queries, "queries"), MAX_QUERIES)
         answers = [await self._search(kind, batch, parameters) for batch in batches]
         return [result for answer in answers for result in answer["answers"]]
@@ -490,14 +490,14 @@ class AsyncRemoteCollection(_Collection):
 
     async def columns(self) -> list[ColumnSummary]:
         """Describe the columns that filters can name: type, most frequent values with counts, range."""
-        return (await self._get({"columns": list[ColumnSummary]}, "columns"))["columns"]
+        return (await self._get({"columns": [ColumnSummary]}, "columns"))["columns"]
 
     async def facets(
         self, columns: Sequence[str], *, filters: Mapping[str, Any] | None = None, num_values: int = 20
     ) -> list[ColumnSummary]:
         """Count the values of some columns over the documents that match ``filters``."""
         body = {"columns": columns, "filters": filters, "num_values": num_values}
-        return (await self._post({"columns": list[ColumnSummary]}, "facets", body))["columns"]
+        return (await self._post({"columns": [ColumnSummary]}, "facets", body))["columns"]
 
     async def count(self, filters: Mapping[str, Any] | None = None) -> int:
         """Count the documents that match a filter tree, all without one."""
@@ -759,18 +759,15 @@ def _batches(items: Sequence[_Item], most: int, most_bytes: float = math.inf) ->
     return [items[start:end] for start, end in pairwise([*starts, len(items)])] if items else []
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Embedding:
-    embedding: np.ndarray
-
-
 _hints = cache(get_type_hints)
 
 
 def _read(kind: Any, answer: Any) -> Any:
-    """Read an answer as a record or a list of them, as its members in a dictionary, or in several ways."""
+    """Read an answer as a record, as a list or a dictionary of some, or in each of several ways."""
     if isinstance(kind, tuple):
         return tuple(_read(each, answer) for each in cast("tuple[Any, ...]", kind))
+    if isinstance(kind, list):
+        return [_read(kind[0], each) for each in answer]
     if isinstance(kind, dict):
         return {name: _read(each, answer[name]) for name, each in cast("dict[str, Any]", kind).items()}
     if is_dataclass(kind) and isinstance(kind, type):
@@ -780,7 +777,7 @@ def _read(kind: Any, answer: Any) -> Any:
     inner = [each for each in get_args(kind) if is_dataclass(each)]
     if isinstance(answer, list):
         made = [_read(inner[0], each) for each in cast("list[Any]", answer)] if inner else answer
-        return made if get_origin(kind) is list or inner == [Hit] else tuple(made)
+        return made if inner == [Hit] else tuple(made)
     return _read(inner[0], answer) if inner and answer is not None else answer
 
 
