@@ -88,6 +88,12 @@ def test_client_in_a_forked_process_opens_connections_of_its_own(monkeypatch):
     assert opened_here(client) != before
     client.close()
     assert not parents.is_closed
+    monkeypatch.undo()
+    unused = CairnClient(transport=httpx2.MockTransport(no_collections))
+    opened_here(unused)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    unused.close()
+    assert not unused._opened.is_closed  # pyright: ignore[reportPrivateUsage]
 
 
 def test_awaited_client_answers_in_another_event_loop():
