@@ -7,13 +7,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-
-if TYPE_CHECKING:
-    from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.context.store import ContextSet
 
 TINY_WORDS = (
     "the", "cat", "sat", "on", "mat", "stone", "path", "way", "mark", "##s", "##ing", "a", "river",
@@ -188,8 +186,6 @@ def make_bert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Size], Path
 
 def context_of(embeddings_CD: np.ndarray) -> ContextSet:
     """Return a context of such embeddings, of documents that are nowhere."""
-    from cairn.pipeline.context.store import ContextSet  # loads FAISS, which torch has to be loaded before
-
     ids = tuple(f"c{index}" for index in range(len(embeddings_CD)))
     return ContextSet(
         doc_ids=ids,

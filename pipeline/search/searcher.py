@@ -244,7 +244,7 @@ class Searcher:
                 unknown = [place for place, tokens in enumerate(encoded.tokens) if not len(tokens.ids_T)]
                 search = replace(search, unknown=unknown)
         vectors = np.zeros((len(vectors_QV), dim), np.float32) if by_words else unit_vectors(vectors_QV, dim)
-        with _thread_pools().limit(limits=1, user_api="blas"):  # threads that share a small product spin
+        with _blas_threads().limit(limits=1):  # threads that share a small product spin
             rankings = rank_queries(search, vectors, late)
             hits = make_hits(search, rankings, explanations)
         if by_words:
@@ -589,8 +589,13 @@ def _by_words(hit: Hit) -> Hit:
     return replace(hit, scores=without(hit.scores), passages=passages)
 
 
-_thread_pools = cache(ThreadpoolController)
-"""The libraries with threads of their own: looking for them takes some milliseconds."""
+@cache
+def _blas_threads() -> ThreadpoolController:
+    """Return the BLAS libraries whose threads are their own; looking for them takes some milliseconds.
+
+    One with OpenMP's threads, as FAISS's may be, is left out: to limit it would limit FAISS, too.
+    """
+    return ThreadpoolController().select(threading_layer=["pthreads", "intel", "gnu", "tbb"])
 
 
 def encode_for_search(encoder: QueryEncoder, queries: Sequence[str]) -> Vectors:
