@@ -1027,16 +1027,17 @@ def test_a_page_that_is_damaged_or_a_picture_costs_that_page_and_a_blank_one_not
 
 @pytest.mark.usefixtures("own_children")
 @pytest.mark.parametrize(
-    ("limit", "value", "detail"),
+    ("seconds", "mebibytes", "detail"),
     [
-        ("PAGE_SECONDS", 5, "reading it takes longer than 5 s"),
-        ("MEMORY_BYTES", 64 << 20, "its reader failed; it is damaged, or needs more than 64 MiB of memory"),
+        (3, 1 << 20, "reading it takes longer than 3 s"),
+        (60, 64, "its reader failed; it is damaged, or needs more than 64 MiB of memory"),
     ],
 )
 def test_a_page_that_takes_all_time_or_memory_costs_that_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, detail: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, mebibytes: int, detail: str
 ) -> None:
-    monkeypatch.setattr(paged, limit, value)
+    monkeypatch.setattr(paged, "PAGE_SECONDS", seconds)
+    monkeypatch.setattr(paged, "MEMORY_BYTES", mebibytes << 20)
     [row], [rejected] = read(pdf(tmp_path / "a.pdf", page("One"), BOMB, page("Three")))
     assert row["text"] == PAGE_BREAK.join(["One", "", "Three"])
     assert rejected["detail"] == f"page 2: {detail}"
