@@ -16,6 +16,7 @@ import datetime as dt
 import decimal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -409,6 +410,27 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return a capsule."""
         ...
+
+
+def read_frame(given: Any) -> pa.Table | list[dict[str, Any]]:
+    """Return what Arrow can read as a table; a frame of pandas with values that it does not take as rows."""
+    if not (hasattr(given, "iloc") and hasattr(given, "columns") and given.columns.is_unique):
+        return pa.table(given)
+    if all(given.index.names) and not {*given.index.names} & {*given.columns}:
+        given = given.reset_index()  # Arrow passes over one that counts
+    if not _has_objects(given):
+        with suppress(pa.ArrowException, TypeError, ValueError):
+            return pa.table(given)
+    return given.to_dict("records")
+
+
+def _has_objects(frame: Any) -> bool:
+    """Whether a frame of pandas has objects that Arrow would read by the first of them, or refuse."""
+    for column in (frame[name] for name in frame.columns):
+        kinds = set(map(type, column[column.notna()])) if column.dtype == object else set()
+        if not (kinds <= {str} or kinds <= {np.ndarray}):
+            return True
+    return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,6 +67,7 @@ from cairn.pipeline.types import (
     SearchResult,
     WriteReport,
     is_filterable,
+    read_frame,
 )
 from cairn.pipeline.version import installed_version
 from jaxtyping import Float32
@@ -641,25 +642,33 @@ class RemoteCollection(_Collection):
 
 
 def _rows(documents: Any) -> tuple[list[Any], dict[str, str]]:
-    """Return what holds documents as a list; of a table or frame, which Arrow can read, with its types."""
+    """Return what holds documents as a list; of a table or frame that Arrow takes whole, with its types."""
     if not hasattr(documents, "__arrow_c_stream__") and not hasattr(documents, "__arrow_c_array__"):
         if not isinstance(documents, Iterable) or isinstance(documents, str | bytes | Mapping):
             raise UsageError(f"documents must be a list of them, got {shown(documents)}")
         return list(cast("Iterable[Any]", documents)), {}
-    table, types = pa.table(documents), dict[str, str]()
+    try:
+        table, types = read_frame(documents), dict[str, str]()
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        told = str(error).partition("\n")[0]
+        raise UsageError(f"documents must be what Arrow takes, got {told[:80]!r}; convert it") from error
+    if isinstance(table, list):
+        return table, types
     table = table.select([name for name in table.column_names if "__index_level" not in name])
     for place, column in enumerate(table.schema):
         if (name := _type_name(column.type)) is not None:
             types[column.name] = name
-        if pa.types.is_timestamp(column.type):  # Python has no nanoseconds
-            table = table.set_column(place, column.name, table[place].cast(pa.string()))
+        if pa.types.is_timestamp(column.type):  # Python has no nanoseconds, and texts no seconds of a zone
+            times = table[place].cast(pa.timestamp(column.type.unit, column.type.tz and "UTC"))
+            table = table.set_column(place, column.name, times.cast(pa.string()))
     return table.to_pylist(), types
 
 
 def _type_name(kind: pa.DataType) -> str | None:
     """Return what the server calls the type of a column, None of one that it does not keep."""
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    item = kind.value_type if is_list or pa.types.is_dictionary(kind) else kind
+    is_list = any(of(kind) for of in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+    item = kind.value_type if is_list else kind
+    item = item.value_type if pa.types.is_dictionary(item) else item
     is_kept = pa.types.is_decimal(item) or (is_filterable(item) and not pa.types.is_nested(item))
     return None if not is_kept else f"list[{item}]" if is_list else str(item)
 
@@ -669,11 +678,13 @@ def _written_types(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     columns: dict[str, list[Any]] = {}
     types: dict[str, str] = {}
     for name, value in chain.from_iterable(row["metadata"].items() for row in rows):
-        columns.setdefault(name, []).append(value)
+        columns.setdefault(name, []).append([*value] if isinstance(value, tuple) else value)
     for name, values in columns.items():
         if not {*map(type, values)} <= _OF_JSON:
             with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
                 column = pa.array(values)
+                if any(getattr(value, "nanosecond", 0) for value in values):  # of pandas
+                    column = pa.array(values, pa.timestamp("ns", getattr(column.type, "tz", None)))
                 kind = _type_name(column.type) or ""
                 if re.match(r"(list\[)?(date|time|decimal)", kind) and column.to_pylist() == values:
                     types[name] = kind  # values of several kinds become texts

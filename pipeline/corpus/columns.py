@@ -77,6 +77,7 @@ BIG_INTEGER: Final = pa.large_string()
 LONG_INTEGERS: Final = "integers beyond 53 bits"
 LONG_INTEGER: Final = pa.dictionary(pa.int8(), pa.int64())
 """What is met beside `int64` where a whole number is no double: floats in its column make all texts."""
+TEXTS_OF: Final = {pa.float64(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.string())}
 
 
 class WrittenNumber(str):
@@ -166,8 +167,10 @@ def parse_type(name: str, text: str) -> pa.DataType:
 
 def _named_type(text: str) -> pa.DataType:
     """Return the type that Arrow calls so; it finds none of decimals and zones by itself."""
-    if number := re.fullmatch(r"decimal[0-9]+\(([0-9]+), ?([0-9]+)\)", text):
+    if number := re.fullmatch(r"decimal[0-9]+\(([0-9]{1,2}), ?([0-9]{1,2})\)", text):
         precision, scale = map(int, number.groups())
+        if scale > precision:  # Arrow makes one, and no file takes it
+            raise ValueError(text)
         return (pa.decimal128 if precision <= 38 else pa.decimal256)(precision, scale)
     zoned = re.fullmatch(r"timestamp\[(s|ms|us|ns), ?tz=(.+)\]", text)
     return pa.type_for_alias(text) if zoned is None else pa.timestamp(zoned[1], zoned[2])
@@ -368,9 +371,11 @@ def learned_column(
     for value in values or [None]:
         learned.add(name, types_of(value))
     own = learned.types[name]
-    target = target or (pa.null() if is_unkept(own) else own)
+    asked, target = target, target or (pa.null() if is_unkept(own) else own)
     batch = batch_of([{name: value} for value in values], {name: target}, ())
     faults = batch.column(FAULT).drop_null()
+    if len(faults) and asked is None and own in TEXTS_OF:  # integers that floats would round
+        return learned_column(name, values, TEXTS_OF[own])
     fault = faults[0].as_py().partition(" ")[2] if len(faults) else None
     return learned.field(name).with_type(target), batch.column(0), fault
 
@@ -520,7 +525,7 @@ def _fitted_each(
         except pa.ArrowException:
             bad[row] = True
             parts.append(pa.nulls(1, target))
-    return pa.concat_arrays(parts), bad
+    return pa.concat_arrays([pa.nulls(0, target), *parts]), bad
 
 
 def batch_of(

@@ -7,13 +7,12 @@ Everything is in memory at once. It does not check rows.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
 import numpy as np
@@ -24,7 +23,7 @@ from cairn.pipeline.corpus.formats.format import damage_of, is_utf8
 from cairn.pipeline.corpus.sources import TableSource
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.options import shown
-from cairn.pipeline.types import ArrowStream, Document
+from cairn.pipeline.types import ArrowStream, Document, read_frame
 
 _PANDAS_INDEX: Final = re.compile(r"__index_level_\d+__")
 """How Arrow names a pandas index that has no name."""
@@ -34,6 +33,7 @@ _PLAIN: Final = {str, int, bool, type(None)}
 _ELEMENTS: Final = _PLAIN | {float}
 
 
+_Made = TypeVar("_Made")
 Row = Mapping[str, Any] | Document
 GivenRows = ArrowStream | pa.RecordBatch | Row | Iterable[Row | pa.RecordBatch]
 """Documents as a table, as rows, or as batches of rows."""
@@ -49,15 +49,8 @@ def source_of(given: GivenRows, config: CorpusConfig) -> TableSource:
     if isinstance(given, pa.RecordBatch):
         return TableSource(table=pa.Table.from_batches([given]))
     if isinstance(given, ArrowStream):
-        frame: Any = given
-        if hasattr(frame, "iloc") and hasattr(frame, "columns") and frame.columns.is_unique:  # of pandas
-            if all(frame.index.names) and not {*frame.index.names} & {*frame.columns}:
-                frame = frame.reset_index()  # Arrow passes over one that counts
-            if not _has_objects(frame):
-                with contextlib.suppress(pa.ArrowException, TypeError, ValueError):
-                    return _source_of_table(pa.table(frame))
-            return _source_of_rows(frame.to_dict("records"), config)  # with values that Arrow does not take
-        return _source_of_table(_made(_of_polars if hasattr(frame, "to_dicts") else pa.table, frame))
+        made = _made(_of_polars if hasattr(given, "to_dicts") else read_frame, given)
+        return _source_of_rows(made, config) if isinstance(made, list) else _source_of_table(made)
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise _refused(shown(given))
     rows = list(given)
@@ -85,15 +78,6 @@ def _of_polars(frame: Any) -> pa.Table:
     return pa.table(columns, pa.schema(fields))
 
 
-def _has_objects(frame: Any) -> bool:
-    """Whether a frame of pandas has objects that Arrow would read by the first of them, or refuse."""
-    for column in (frame[name] for name in frame.columns):
-        kinds = set(map(type, column[column.notna()])) if column.dtype == object else set()
-        if not (kinds <= {str} or kinds <= {np.ndarray}):
-            return True
-    return False
-
-
 def _source_of_rows(rows: Iterable[object], config: CorpusConfig) -> TableSource:
     made = [{name: _plain(value) for name, value in _fields(row, config).items()} for row in rows]
     if not any(made):  # of which each is a row without an id
@@ -101,7 +85,7 @@ def _source_of_rows(rows: Iterable[object], config: CorpusConfig) -> TableSource
     return TableSource(table=made)
 
 
-def _made(make: Callable[[Any], pa.Table], given: object) -> pa.Table:
+def _made(make: Callable[[Any], _Made], given: object) -> _Made:
     try:
         return make(given)
     except (pa.ArrowException, TypeError, ValueError) as error:

@@ -33,6 +33,7 @@ from cairn.pipeline.corpus.columns import (
     LONG_INTEGERS,
     OBJECT,
     OBJECTS,
+    TEXTS_OF,
     are_names,
     is_list,
     is_text,
@@ -50,7 +51,6 @@ from cairn.pipeline.types import GIVEN_VECTORS, RESERVED_COLUMNS, is_filterable
 RENAMED: Final = "metadata_"
 _WORD: Final = re.compile(r"[^\W_]+")
 _REPEATED: Final = {b"cairn.repeated": b"1"}
-_OF_NAMES: Final = {pa.float64(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.string())}
 _SHOWN_COLUMNS: Final = 50
 _NULL: Final = "it is null throughout"
 _EMPTY: Final = "all of its lists are empty"
@@ -337,7 +337,7 @@ def _take(
     )
     holds_names = are_names({each.decode() for mark in marks for each in mark.split()})
     met = sorted({kind for file, field, _ in kinds for kind in _value_kinds(file, field)})
-    agreed = _OF_NAMES.get(agreed, agreed) if holds_names or LONG_INTEGERS in met else agreed
+    agreed = TEXTS_OF.get(agreed, agreed) if holds_names or LONG_INTEGERS in met else agreed
     target = stored_name(name)
     names = {each[0].name: None for each in lost or kinds}  # a file may have the column twice
     where = next(iter(names))
@@ -345,10 +345,10 @@ def _take(
     if target in fields:
         problem = None
         kept = fields[target].type
-        if holds_names and kept in _OF_NAMES:
+        if holds_names and kept in TEXTS_OF:
             warnings[
                 f"column {name!r} of {where} holds versions, and the collection has it as {kept}, so that "
-                f"3.10 becomes 3.1; `cairn retype` it to {_OF_NAMES[kept]}, then ingest again with --reread"
+                f"3.10 becomes 3.1; `cairn retype` it to {TEXTS_OF[kept]}, then ingest again with --reread"
             ] = None
     elif is_odd := odd_name(name):
         problem = is_odd

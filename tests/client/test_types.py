@@ -9,10 +9,14 @@ from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 import httpx2
+import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.collection import Collection, open_collection
+from cairn.pipeline.errors import UsageError
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.writers import ServedDocuments
 from cairn.pipeline.types import RESERVED_COLUMNS
@@ -44,6 +48,8 @@ VALUES = {
     "days": ["2024-02-29", None],
     "prices": "0.5",
     "other": [1, 2.5],
+    "long": [2**53 + 1, 0.5],
+    "empty": [],
 }
 READ = {
     "day": dt.date(2024, 2, 29),
@@ -55,6 +61,7 @@ READ = {
     "prices": [Decimal("0.5")],
     "none": None,
     "other": [1.0, 2.5],
+    "long": ["9007199254740993", "0.5"],
 }
 
 
@@ -87,16 +94,31 @@ def metadata_of(root):
 
 
 def others():
-    """The columns of a second table, some of other types than those of the first."""
-    return {**COLUMNS, "time_ms": COLUMNS["time_ms"].cast(pa.timestamp("us")), "i8": pa.array([1, 2])}
+    """The columns of a second table, some of other types than those of the first, and more."""
+    return {
+        **COLUMNS,
+        "time_ms": COLUMNS["time_ms"].cast(pa.timestamp("us")),
+        "i8": pa.array([1, 2]),
+        "old": pa.array([-5_364_662_400, None], pa.timestamp("s", "Europe/Berlin")),  # by 53 min 28 s
+        "pair": pa.array([[1, 2], None], pa.list_(pa.int8(), 2)),
+        "words": pa.array([["a"], None], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+    }
 
 
 ROWS = [
     {"day": dt.date(2024, 2, 29), "at": NOON, "zoned": BERLIN, "price": Decimal("12.50"), "n": 1},
     {"day": None, "at": NOON, "zoned": BERLIN.astimezone(dt.UTC), "price": Decimal("0.125"), "n": 2.5},
-    {"days": [dt.date(2024, 2, 29)], "either": NOON.date(), "clock": NOON, "mixed": [1, "a"]},
+    {"days": (dt.date(2024, 2, 29),), "either": NOON.date(), "clock": NOON, "mixed": [1, "a"]},
     {"days": [], "either": NOON, "clock": BERLIN, "object": {"a": 1}, "flag": True},
 ]
+OBJECTS = {
+    "mixed": pd.Series([1, "a"], dtype=object),
+    "day": pd.Series([dt.date(2024, 2, 29), np.nan], dtype=object),
+    "lists": [[1], []],
+    "empty": [[], []],
+    "time": pd.Series([pd.Timestamp("2024-02-29 12:00:00.123456789"), pd.NaT]),
+    "count": pd.Series([1, None], dtype="Int8"),
+}
 
 
 @pytest.mark.parametrize(
@@ -105,8 +127,9 @@ ROWS = [
         [pa.table({"id": [f"{name}0", f"{name}1"], "text": ["a slate", "an agate"], **columns})
          for name, columns in (("a", COLUMNS), ("b", others()))],
         [[{"id": f"{place}", "text": "a slate", **row} for place, row in enumerate(ROWS)]],
+        [pd.DataFrame({"id": ["a", "b"], "text": ["a slate", "an agate"], **OBJECTS})],
     ],
-    ids=["tables", "rows"],
+    ids=["tables", "rows", "objects"],
 )  # fmt: skip
 def test_documents_have_the_columns_over_http_that_they_have_in_python(
     server, tmp_path, tiny_model_folder, batches
@@ -120,7 +143,7 @@ def test_documents_have_the_columns_over_http_that_they_have_in_python(
     assert sorted(map(str, found.schema)) == sorted(map(str, expected.schema))
     for name in set(expected.schema.names) - {"either", "clock"}:
         assert found[name].equals(expected[name]), name
-    if isinstance(batches[0], list):  # values of several kinds are texts, as each of the two writes them
+    if "either" in found.schema.names:  # values of several kinds are texts, as each of the two writes them
         assert found["either"].to_pylist()[2:] == ["2024-02-29", "2024-02-29T12:00:00.000250"]
 
 
@@ -158,6 +181,8 @@ def test_json_is_read_as_the_types_that_it_names(server, tmp_path):
         ({"n": "struct"}, {"n": 1}, "the type of column 'n' must be one such as"),
         ({"n": "timestamp[us, tz=Nowhere/City]"}, {"n": 1}, "the type of column 'n' must be one such as"),
         ({"n": "decimal128(99, 2)"}, {"n": 1}, "the type of column 'n' must be one such as"),
+        ({"n": f"decimal128({10**20}, 2)"}, {"n": 1}, "the type of column 'n' must be one such as"),
+        ({"n": "decimal128(5, 6)"}, {"n": None}, "the type of column 'n' must be one such as"),
     ],
 )
 def test_values_that_do_not_fit_and_types_that_are_none_are_named_and_nothing_is_stored(
@@ -189,6 +214,12 @@ def test_types_of_columns_that_there_are_fit_them_as_those_of_files_do(server, t
         answer = server.post(DOCUMENTS, json=body, params=NOW)
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["detail"].startswith(f"column {name!r} must hold")
+
+
+def test_frames_that_arrow_does_not_take_are_refused_before_anything_is_sent(server):
+    frame = pl.DataFrame({"id": ["a"], "text": ["a slate"], "n": pl.Series([1], dtype=pl.Int128)})
+    with client_over(server) as remote, pytest.raises(UsageError, match="must be what Arrow takes, got"):
+        remote.add(frame)
 
 
 def test_types_are_a_part_of_the_request_that_a_key_names(server):
