@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 from cairn.pipeline.collection import open_collection
+from cairn.pipeline.errors import WritesWaitingError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.live import LiveWriter
@@ -71,13 +73,26 @@ def write_on(pipe: Connection, root: Path, model: Path, seed: int) -> None:
         doc_id = f"d{rng.randrange(NUM_IDS)}"
         text = f"stone {seed} {step}" if rng.random() < 0.7 else None
         pipe.send((False, doc_id, text))
+        is_table = rng.random() < 0.5
+        while not write_once(writer, root, doc_id, text, step, is_table=is_table):
+            time.sleep(0.01)
+        pipe.send((True, doc_id, text))
+
+
+def write_once(
+    writer: LiveWriter, root: Path, doc_id: str, text: str | None, step: int, *, is_table: bool
+) -> bool:
+    """Write a document, or delete it; False where too many writes wait, since no server lives for long."""
+    document = {"doc_id": doc_id, "title": None, "text": text, "metadata": {"step": step}}
+    try:
         if text is None:
             writer.delete([doc_id], stored(root))
         else:
-            document = {"doc_id": doc_id, "title": None, "text": text, "metadata": {"step": step}}
-            of_a_file = pa.table({"doc_id": [doc_id], "text": [text], "step": [step]})
-            writer.write(of_a_file if rng.random() < 0.5 else [document], stored(root))
-        pipe.send((True, doc_id, text))
+            table = pa.table({"doc_id": [doc_id], "text": [text], "step": [step]})
+            writer.write(table if is_table else [document], stored(root))
+    except WritesWaitingError:
+        return False
+    return True
 
 
 def publish_all(root: Path, model: Path) -> None:
