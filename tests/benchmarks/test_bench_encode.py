@@ -16,8 +16,7 @@ disturbs the ratio of processor time least.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,6 +26,7 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import TextEncoder
+from cairn.pipeline.model.document_encoder import one_torch_thread
 from cairn.pipeline.model.engine.precision import default_device, resolve_precision
 from cairn.pipeline.model.folders.names import embedded_folder
 
@@ -59,7 +59,7 @@ def test_bench_encode_at_equal_precision(
         != FORMATS[precision]
     ):
         pytest.skip(f"this processor does not multiply {precision} natively")
-    with _one_thread():
+    with one_torch_thread():
         texts = _long_texts(sample_passages) if is_long else sample_passages(PASSAGES)
         peer = _OnnxRuntime(tmp_path) if precision == "int8" else _sentence_transformers(precision)
         encoders = {
@@ -179,16 +179,6 @@ def test_bench_one_query() -> None:
         for _ in range(100)
     ]
     print(f"\none query: median {1e3 * statistics.median(seconds):.1f} ms, best {1e3 * min(seconds):.1f} ms")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _product_gflops(dtype: torch.dtype) -> float:
